@@ -1,0 +1,1 @@
+"""Redis: what may be lost and must be fast and shared."""

@@ -1,0 +1,1 @@
+"""Generated protobuf contracts of Rouse, and the few helpers to use them."""

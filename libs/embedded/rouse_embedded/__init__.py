@@ -1,0 +1,1 @@
+"""The whole mesh on one machine: stores from wheels, every service a supervised process."""

@@ -1,0 +1,1 @@
+"""What runs inside a function instance: loading user code and weights, executing requests."""

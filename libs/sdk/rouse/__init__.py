@@ -1,0 +1,1 @@
+"""Rouse: client and command line of the serverless inference mesh."""

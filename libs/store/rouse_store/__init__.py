@@ -1,0 +1,1 @@
+"""The control plane in PostgreSQL: models, repositories, migrations."""

@@ -1,0 +1,1 @@
+"""Functions, nodes, placements, health, recovery and usage; the only writer of PostgreSQL."""

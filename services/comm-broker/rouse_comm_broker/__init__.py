@@ -1,0 +1,1 @@
+"""Channels, objects and barriers of distributed jobs over NATS."""

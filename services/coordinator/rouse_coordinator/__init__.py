@@ -1,0 +1,1 @@
+"""Life of the function instances of a node, and the registration table."""

@@ -1,0 +1,1 @@
+"""The front door: inference protocol, management API, admission, routing."""

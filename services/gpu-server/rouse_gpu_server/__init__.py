@@ -1,0 +1,1 @@
+"""The devices of a node as one pool: residency, swapping, eviction, leases."""

@@ -1,0 +1,1 @@
+"""Artefacts by content hash, inspected and stored."""

@@ -1,0 +1,1 @@
+"""The entry of a node: queues, deadlines, retries."""

@@ -1,0 +1,1 @@
+"""Arrival statistics; instances up, down, to zero and back."""
