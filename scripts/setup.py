@@ -77,9 +77,12 @@ def make_venv() -> None:
 
 def check_machine() -> None:
     if sys.version_info < (3, 11):
-        fail(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]} ({sys.executable}). Try: make PYTHON=python3.12 setup")
+        fail(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try: make PYTHON=python3.12 setup")
     if sys.version_info[:2] not in SUPPORTED:
-        print(f"  Python {sys.version.split()[0]} is not one of those Rouse is tested with (3.11, 3.12); trying", flush=True)
+        print(
+            f"  Python {sys.version.split()[0]} is not one of those Rouse is tested with (3.11, 3.12); trying",
+            flush=True,
+        )
     if sys.platform != "linux":
         fail(f"the mesh needs Linux (shared memory and process supervision); this is {sys.platform}")
     try:

@@ -38,10 +38,8 @@ def main() -> int:
     OUT.mkdir(parents=True)
     protos = sorted(str(p.relative_to(PROTO)) for p in PROTO.rglob("*.proto"))
     include = str(Path(protoc.__file__).parent / "_proto")
-    code = protoc.main(
-        ["protoc", f"-I{PROTO}", f"-I{include}", f"--python_out={OUT}", f"--pyi_out={OUT}", f"--grpc_python_out={OUT}"]
-        + protos
-    )
+    outputs = [f"--{kind}_out={OUT}" for kind in ("python", "pyi", "grpc_python")]
+    code = protoc.main(["protoc", f"-I{PROTO}", f"-I{include}", *outputs, *protos])
     if code != 0:
         print("generate: protoc failed; its message is above", file=sys.stderr)
         return code

@@ -1,5 +1,5 @@
 """Channels of distributed jobs (rouse.broker.v1)."""
 
-from rouse_contracts.gen.rouse.broker.v1.broker_pb2 import *  # noqa: F403
+from rouse_contracts.gen.rouse.broker.v1.broker_pb2 import *
 from rouse_contracts.gen.rouse.broker.v1.broker_pb2 import DESCRIPTOR as DESCRIPTOR
-from rouse_contracts.gen.rouse.broker.v1.broker_pb2_grpc import *  # noqa: F403
+from rouse_contracts.gen.rouse.broker.v1.broker_pb2_grpc import *

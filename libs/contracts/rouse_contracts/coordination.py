@@ -1,5 +1,5 @@
 """Instances of a node (rouse.coordination.v1)."""
 
-from rouse_contracts.gen.rouse.coordination.v1.coordination_pb2 import *  # noqa: F403
+from rouse_contracts.gen.rouse.coordination.v1.coordination_pb2 import *
 from rouse_contracts.gen.rouse.coordination.v1.coordination_pb2 import DESCRIPTOR as DESCRIPTOR
-from rouse_contracts.gen.rouse.coordination.v1.coordination_pb2_grpc import *  # noqa: F403
+from rouse_contracts.gen.rouse.coordination.v1.coordination_pb2_grpc import *

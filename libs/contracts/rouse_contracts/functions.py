@@ -1,5 +1,5 @@
 """Deploying, calling and watching functions (rouse.functions.v1)."""
 
-from rouse_contracts.gen.rouse.functions.v1.functions_pb2 import *  # noqa: F403
+from rouse_contracts.gen.rouse.functions.v1.functions_pb2 import *
 from rouse_contracts.gen.rouse.functions.v1.functions_pb2 import DESCRIPTOR as DESCRIPTOR
-from rouse_contracts.gen.rouse.functions.v1.functions_pb2_grpc import *  # noqa: F403
+from rouse_contracts.gen.rouse.functions.v1.functions_pb2_grpc import *

@@ -1,0 +1,123 @@
+"""One hierarchy of errors, and the one table between it and gRPC status codes.
+
+Raise the class that fits, with a reason in UPPER_SNAKE_CASE that the contract documents, a message
+that says what happened, where, and what to do next, and the names concerned as metadata::
+
+    raise NotFound("FUNCTION_NOT_FOUND", f"there is no function '{name}'; see `rouse functions`", function=name)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import grpc
+
+from rouse_contracts.status import ErrorDetails, decode_details
+
+
+class RouseError(Exception):
+    """A failure that is answered to the caller.
+
+    Attributes:
+        reason: UPPER_SNAKE_CASE, stable, for programs.
+        message: for people.
+        metadata: names concerned: function, node, device, tensor, ...
+        retry_after_s: seconds after which a retry may succeed; None where a retry does not help.
+    """
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+
+    def __init__(self, reason: str, message: str, *, retry_after_s: float | None = None, **metadata: object) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def details(self) -> ErrorDetails:
+        return ErrorDetails(self.reason, self.metadata, self.retry_after_s)
+
+
+class InvalidArgument(RouseError):
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotFound(RouseError):
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class AlreadyExists(RouseError):
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class FailedPrecondition(RouseError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class ResourceExhausted(RouseError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Unavailable(RouseError):
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class DeadlineExceeded(RouseError):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Cancelled(RouseError):
+    code = grpc.StatusCode.CANCELLED
+
+
+class PermissionDenied(RouseError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class Unauthenticated(RouseError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class Unimplemented(RouseError):
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+
+class DataLoss(RouseError):
+    code = grpc.StatusCode.DATA_LOSS
+
+
+class Internal(RouseError):
+    code = grpc.StatusCode.INTERNAL
+
+
+_BY_CODE: dict[grpc.StatusCode, type[RouseError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidArgument,
+        NotFound,
+        AlreadyExists,
+        FailedPrecondition,
+        ResourceExhausted,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+        PermissionDenied,
+        Unauthenticated,
+        Unimplemented,
+        DataLoss,
+        Internal,
+    )
+}
+
+
+def from_rpc_error(error: grpc.RpcError) -> RouseError:
+    """The typed error that a failed call stands for, with its details."""
+    details = decode_details(error)
+    cls = _BY_CODE.get(error.code(), Internal)
+    return cls(
+        details.reason, error.details() or error.code().name, retry_after_s=details.retry_after_s, **details.metadata
+    )

@@ -1,0 +1,55 @@
+"""Calls to other services: one channel an address, a deadline on every call, typed errors, traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from rouse_common import telemetry
+from rouse_common.errors import RouseError, Unavailable, from_rpc_error
+from rouse_common.rpc.options import channel_options
+
+
+class Channels:
+    """One open channel an address, made on first use.
+
+    The number of addresses is bounded by what a mesh has; `forget` drops one that is gone.
+    """
+
+    MAX = 4096
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._options = channel_options(max_message_bytes)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to host:port or unix:PATH. Raises Unavailable past MAX addresses."""
+        channel = self._channels.get(address)
+        if channel is None:
+            if len(self._channels) >= self.MAX:
+                raise Unavailable("TOO_MANY_CHANNELS", f"{self.MAX} channels are open already; cannot reach {address}")
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+        return channel
+
+    async def forget(self, address: str) -> None:
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        for address in list(self._channels):
+            await self.forget(address)
+
+
+async def call(method: Any, request: Any, *, timeout_s: float, wait_for_ready: bool = False) -> Any:
+    """Calls a unary method of a stub, in the current trace, within `timeout_s`.
+
+    With `wait_for_ready`, a neighbour that is restarting is waited for within the deadline instead of
+    failing at once. Raises the RouseError that the answer stands for. Cancelling it cancels the call.
+    """
+    try:
+        return await method(request, timeout=timeout_s, metadata=telemetry.inject(), wait_for_ready=wait_for_ready)
+    except grpc.aio.AioRpcError as error:
+        typed: RouseError = from_rpc_error(error)
+        raise typed from None

@@ -1,0 +1,118 @@
+"""Tracing: one trace a request over every service, exported by OTLP or kept as JSON lines, or both.
+
+Service names on spans: gateway, node-router, gpu-server, executor, scaler, … The names of the spans that
+people look for: `queue` (waiting in node-router), `swap` (weights to the device), `execute` (the function).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+TRACER = trace.get_tracer("rouse")
+PROPAGATOR = TraceContextTextMapPropagator()
+TRACEPARENT = "traceparent"
+
+# Two files a process at most: when the first is full it replaces the second.
+TRACE_FILE_BYTES = 8 << 20
+EXPORT_DELAY_MS = 200
+MAX_QUEUED_SPANS = 8192
+
+
+class JsonLinesExporter(SpanExporter):
+    """Keeps spans in `<folder>/<service>-<pid>.jsonl`, bounded; `rouse trace` reads them."""
+
+    def __init__(self, folder: Path, service: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{service}-{os.getpid()}.jsonl"
+        self._service = service
+        self._lock = threading.Lock()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        lines = "".join(json.dumps(self._row(span)) + "\n" for span in spans)
+        try:
+            with self._lock:
+                if self._path.exists() and self._path.stat().st_size > TRACE_FILE_BYTES:
+                    self._path.replace(self._path.with_suffix(".old.jsonl"))
+                with self._path.open("a") as file:
+                    file.write(lines)
+        except OSError:
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def _row(self, span: ReadableSpan) -> dict[str, object]:
+        context = span.get_span_context()
+        assert context is not None
+        failed = span.status.status_code is StatusCode.ERROR
+        return {
+            "trace_id": f"{context.trace_id:032x}",
+            "span_id": f"{context.span_id:016x}",
+            "parent_span_id": f"{span.parent.span_id:016x}" if span.parent else "",
+            "name": span.name,
+            "service": self._service,
+            "start_unix_nanos": span.start_time,
+            "end_unix_nanos": span.end_time,
+            "attributes": {key: str(value) for key, value in (span.attributes or {}).items()},
+            "error": (span.status.description or "error") if failed else "",
+        }
+
+
+def configure(service: str, *, otlp_endpoint: str = "", trace_dir: str = "") -> TracerProvider:
+    """Sets the process's tracer up. With neither endpoint nor folder, trace ids still travel."""
+    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service}))
+    exporters: list[SpanExporter] = []
+    if trace_dir:
+        exporters.append(JsonLinesExporter(Path(trace_dir), service))
+    if otlp_endpoint:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        exporters.append(OTLPSpanExporter(endpoint=otlp_endpoint, insecure=not otlp_endpoint.startswith("https")))
+    for exporter in exporters:
+        provider.add_span_processor(
+            BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED_SPANS, schedule_delay_millis=EXPORT_DELAY_MS)
+        )
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+@contextmanager
+def span(name: str, kind: SpanKind = SpanKind.INTERNAL, **attributes: str | int | float | bool) -> Iterator[Span]:
+    """A span around a block, child of the current one; an exception marks it failed and goes on."""
+    with TRACER.start_as_current_span(
+        name, kind=kind, attributes=attributes, record_exception=False, set_status_on_exception=False
+    ) as current:
+        try:
+            yield current
+        except BaseException as error:
+            current.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:300]))
+            raise
+
+
+def current_trace_id() -> str:
+    """32 hex digits, or an empty string outside any trace."""
+    context = trace.get_current_span().get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid else ""
+
+
+def inject() -> list[tuple[str, str]]:
+    """The current context as call metadata."""
+    carrier: dict[str, str] = {}
+    PROPAGATOR.inject(carrier)
+    return list(carrier.items())
+
+
+def extract(metadata: Mapping[str, str]) -> otel_context.Context:
+    """The context that a call's metadata carries."""
+    return PROPAGATOR.extract(dict(metadata))

@@ -1,0 +1,66 @@
+"""numpy arrays to and from tensors of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rouse_contracts.functions import Tensor, TensorBatch
+from rouse_contracts.tensors import TensorError, check_data, iterate_bytes, join_bytes
+
+DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def to_tensor(name: str, array: np.ndarray) -> Tensor:
+    """A numpy array as a tensor; strings and bytes become BYTES. Raises TensorError for other dtypes."""
+    array = np.asarray(array)
+    if array.dtype.kind in "OSU":
+        elements = [e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist()]
+        return Tensor(name=name, datatype="BYTES", shape=array.shape, data=join_bytes(elements))
+    dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
+    if dtype not in DATATYPES:
+        raise TensorError(f"tensor '{name}' has the numpy dtype {array.dtype}, which no datatype of the protocol holds")
+    data = np.ascontiguousarray(array, dtype=dtype)
+    return Tensor(name=name, datatype=DATATYPES[dtype], shape=array.shape, data=data.tobytes())
+
+
+def to_array(tensor: Tensor) -> np.ndarray:
+    """A tensor as a read-only numpy array over the tensor's own bytes; BYTES become an object array of
+    bytes, BF16 becomes float32. Raises TensorError where the tensor contradicts itself."""
+    check_data(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+    shape = tuple(tensor.shape)
+    if tensor.datatype == "BYTES":
+        array = np.empty(len(list(iterate_bytes(tensor.name, tensor.data))), dtype=object)
+        for index, element in enumerate(iterate_bytes(tensor.name, tensor.data)):
+            array[index] = element
+        return array.reshape(shape)
+    if tensor.datatype == "BF16":
+        high = np.frombuffer(tensor.data, dtype="<u2").astype("<u4") << 16
+        return high.view("<f4").reshape(shape)
+    return np.frombuffer(tensor.data, dtype=DTYPES[tensor.datatype]).reshape(shape)
+
+
+def to_batch(arrays: Mapping[str, Any]) -> TensorBatch:
+    """Named arrays as one batch, in their order."""
+    return TensorBatch(tensors=[to_tensor(name, array) for name, array in arrays.items()])
+
+
+def from_batch(batch: TensorBatch) -> dict[str, np.ndarray]:
+    """A batch as named arrays. Raises TensorError."""
+    return {tensor.name: to_array(tensor) for tensor in batch.tensors}
