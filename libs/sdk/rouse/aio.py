@@ -1,0 +1,277 @@
+"""The client for asyncio, and the logic of both clients."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
+
+from rouse import convert, tensors
+from rouse.address import resolve
+from rouse.deploying import Deploy, Overrides
+from rouse.errors import Internal, InvalidArgument, NotFound, Unavailable
+from rouse.package import Package, read_package
+from rouse.transport import LoopTransport, Transport
+from rouse.types import (
+    Deployment,
+    Description,
+    Function,
+    Objective,
+    Progress,
+    Resources,
+    Result,
+    Scaling,
+    Span,
+    Status,
+    TensorSpec,
+)
+from rouse_contracts import functions as contract
+from rouse_contracts.arrays import to_array
+from rouse_contracts.tensors import TensorError
+
+READ_ATTEMPTS = 3
+FIRST_PAUSE_S = 0.1
+MAX_SIGNATURES = 256
+FOLLOW_TIMEOUT_S = 86_400.0
+# Services write their spans out a fifth of a second after they end, at the latest.
+SPANS_SETTLE_S = 0.5
+SPANS_POLL_S = 0.1
+
+
+class AsyncClient:
+    """Deploys, calls and watches functions of a mesh. Use it with `async with`, on one event loop.
+
+    Args:
+        address: the gateway as host:port or unix:PATH. None: ROUSE_ADDRESS, else the running embedded
+            mesh (mesh.json in ROUSE_DATA_DIR or ~/.rouse), else localhost:8001.
+        timeout: seconds that a call may take where it names no timeout of its own.
+
+    Every method raises RouseError, with `reason` for programs and `hint` for people. Reads are tried
+    again where the mesh is unavailable for a moment; nothing that changes or computes is.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout: float = 60.0,
+        transport: Callable[[str], Transport] = LoopTransport,
+    ) -> None:
+        self.address = resolve(address)
+        self._timeout = timeout
+        self._transport = transport(self.address)
+        self._signatures: OrderedDict[str, Mapping[str, TensorSpec]] = OrderedDict()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection; calls in flight are cancelled."""
+        await self._transport.close()
+
+    async def deploy(
+        self,
+        source: str | os.PathLike[str] | Package,
+        name: str | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        scaling: Scaling | None = None,
+        resources: Resources | None = None,
+        objective: Objective | None = None,
+        description: str | None = None,
+        wake: bool = True,
+        timeout: float = 900.0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Deployment:
+        """Deploys a folder as a new version of a function and waits until it has loaded.
+
+        Args:
+            source: a folder with a rouse.toml or a Hugging Face directory, or what `read_package` returned.
+            name: the function; None takes rouse.toml's, else the folder's name.
+            options: given to load(), merged over rouse.toml's. The other settings replace rouse.toml's.
+            wake: False returns as soon as the version is stored; load errors then show at the first request.
+            timeout: seconds for all of it: hashing, uploading, deploying, loading.
+            progress: called with every step.
+
+        Raises PackageError before anything is sent where the folder is not fit, FailedPrecondition
+        LOAD_FAILED where the new version does not load; it stays deployed then.
+        """
+        package = source if isinstance(source, Package) else await self._transport.work(lambda: read_package(source))
+        overrides = Overrides(name, options, scaling, resources, objective, description)
+        self._signatures.pop(name or package.default_name, None)
+        return await Deploy(self._transport, package, overrides, timeout, progress).run(wake)
+
+    async def infer(
+        self,
+        function: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        version: int | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Result:
+        """Calls a function once, waking it where it sleeps.
+
+        Args:
+            inputs: arrays by name: numpy arrays and torch tensors keep their dtype; lists and numbers
+                take the datatype that the function's signature says.
+            outputs: names of the outputs wanted; None is all.
+            version: number of a version; None is the active one.
+            timeout: seconds, a wake-up included.
+        """
+        ends = time.monotonic() + self._seconds(timeout)
+        plain = [name for name, value in inputs.items() if not tensors.has_dtype(value)]
+        specs = await self._signature(function, self._left(ends)) if plain else {}
+        request = contract.InferRequest(
+            function=function,
+            version=str(version) if version is not None else "",
+            request_id=request_id,
+            inputs=tensors.encode_all(inputs, specs),
+            output_names=list(outputs or ()),
+        )
+        try:
+            response = await self._transport.unary("Infer", request, self._left(ends))
+        except InvalidArgument:
+            # The signature may be another one by now.
+            self._signatures.pop(function, None)
+            raise
+        return _result(response)
+
+    async def functions(self, *, timeout: float | None = None) -> list[Function]:
+        """All functions in the order of their names."""
+        response = await self._read("ListFunctions", contract.ListFunctionsRequest(), timeout)
+        return [convert.function(summary) for summary in response.functions]
+
+    async def describe(self, function: str, *, timeout: float | None = None) -> Description:
+        """Versions, instances, residency, usage and events of a function."""
+        response = await self._read("GetFunction", contract.GetFunctionRequest(name=function), timeout)
+        return convert.description(response)
+
+    async def wake(self, function: str, *, timeout: float | None = None) -> Function:
+        """Starts an instance where there is none, and waits until one is ready."""
+        request = contract.WakeFunctionRequest(name=function)
+        response = await self._transport.unary("WakeFunction", request, self._seconds(timeout))
+        return convert.function(response.function)
+
+    async def delete(self, function: str, *, timeout: float | None = None) -> None:
+        """Deletes a function with all its versions; returns when every byte is given back."""
+        self._signatures.pop(function, None)
+        request = contract.DeleteFunctionRequest(name=function)
+        await self._transport.unary("DeleteFunction", request, self._seconds(timeout))
+
+    async def logs(
+        self,
+        function: str = "",
+        *,
+        service: str = "",
+        trace_id: str = "",
+        tail: int = 200,
+        follow: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """Log lines, oldest first, at most `tail` (10,000) from the end; with `follow` also those to come.
+
+        `follow` ends after `timeout` seconds, a day where none is given.
+        """
+        request = contract.ReadLogsRequest(
+            function=function, service=service, trace_id=trace_id, tail=tail, follow=follow
+        )
+        timeout_s = FOLLOW_TIMEOUT_S if follow and timeout is None else self._seconds(timeout)
+        async with aclosing(self._transport.stream("ReadLogs", request, timeout_s)) as stream:
+            async for response in stream:
+                for line in response.lines:
+                    yield line
+
+    async def trace(self, trace_id: str, *, settle: float = 2.0, timeout: float | None = None) -> list[Span]:
+        """The spans of a trace in the order of their start.
+
+        Spans are written a moment after they end: a trace that is not there yet, or lacks a parent of
+        one of its spans, is asked for again for up to `settle` seconds.
+        """
+        ends = time.monotonic() + self._seconds(timeout)
+        settled = time.monotonic() + settle
+        request = contract.GetTraceRequest(trace_id=trace_id)
+        while True:
+            try:
+                response = await self._read("GetTrace", request, self._left(ends))
+            except NotFound:
+                if time.monotonic() >= settled:
+                    raise
+            else:
+                if time.monotonic() >= settled or _complete(response.spans):
+                    return [convert.span(span) for span in response.spans]
+            await self._transport.sleep(SPANS_POLL_S)
+
+    async def status(self, *, timeout: float | None = None) -> Status:
+        """Services, nodes and devices of the mesh."""
+        return convert.status(await self._read("GetStatus", contract.GetStatusRequest(), timeout))
+
+    async def _read(self, method: str, request: Any, timeout: float | None) -> Any:
+        """A call that changes nothing, tried again where the mesh is unavailable."""
+        ends = time.monotonic() + self._seconds(timeout)
+        pause = FIRST_PAUSE_S
+        for attempt in range(1, READ_ATTEMPTS + 1):
+            try:
+                return await self._transport.unary(method, request, self._left(ends))
+            except Unavailable as error:
+                pause = max(pause, error.retry_after_s or 0)
+                if attempt == READ_ATTEMPTS or time.monotonic() + pause >= ends:
+                    raise
+            await self._transport.sleep(pause)
+            pause *= 3
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _signature(self, function: str, timeout_s: float) -> Mapping[str, TensorSpec]:
+        """Inputs of the function by name, as it was when first asked for; lists are cast to it."""
+        if function not in self._signatures:
+            active = (await self.describe(function, timeout=timeout_s)).function.version
+            self._signatures[function] = {spec.name: spec for spec in active.inputs} if active else {}
+            if len(self._signatures) > MAX_SIGNATURES:
+                self._signatures.popitem(last=False)
+        return self._signatures[function]
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else timeout
+
+    @staticmethod
+    def _left(ends: float) -> float:
+        return max(0.001, ends - time.monotonic())
+
+
+def _result(response: contract.InferResponse) -> Result:
+    try:
+        outputs = {tensor.name: to_array(tensor) for tensor in response.outputs}
+    except TensorError as error:
+        raise Internal(
+            f"the mesh answered with a damaged tensor: {error}",
+            reason="BAD_OUTPUT",
+            metadata={"function": response.function, "trace_id": response.trace_id},
+        ) from None
+    return Result(
+        outputs=outputs,
+        timings=convert.timings(response.timings),
+        trace_id=response.trace_id,
+        request_id=response.request_id,
+        function=response.function,
+        version=response.version,
+        node=response.node_id,
+        device=response.device,
+    )
+
+
+def _complete(spans: Sequence[contract.Span]) -> bool:
+    """True where there is a root, every parent, and what ended last did so long enough ago."""
+    ids = {span.span_id for span in spans}
+    whole = all(not span.parent_span_id or span.parent_span_id in ids for span in spans)
+    ended = max((span.end_unix_nanos for span in spans), default=0)
+    return whole and any(not span.parent_span_id for span in spans) and time.time() - ended / 1e9 > SPANS_SETTLE_S

@@ -1,0 +1,147 @@
+"""The blocking client: `AsyncClient`'s logic over a transport that blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rouse.aio import AsyncClient
+from rouse.package import Package
+from rouse.transport import BlockingTransport, finish
+from rouse.types import (
+    Deployment,
+    Description,
+    Function,
+    Objective,
+    Progress,
+    Resources,
+    Result,
+    Scaling,
+    Span,
+    Status,
+)
+
+
+class Client:
+    """Deploys, calls and watches functions of a mesh; may be used from several threads.
+
+    Arguments and methods are those of `AsyncClient`, which documents them; these block::
+
+        with rouse.Client() as client:
+            client.deploy("examples/digits/model")
+            print(client.infer("digits", {"image": images})["digit"])
+    """
+
+    def __init__(self, address: str | None = None, *, timeout: float = 60.0) -> None:
+        self._client = AsyncClient(address, timeout=timeout, transport=BlockingTransport)
+
+    @property
+    def address(self) -> str:
+        """The gateway's address in use."""
+        return self._client.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; calls in flight are cancelled."""
+        finish(self._client.close())
+
+    def deploy(
+        self,
+        source: str | os.PathLike[str] | Package,
+        name: str | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        scaling: Scaling | None = None,
+        resources: Resources | None = None,
+        objective: Objective | None = None,
+        description: str | None = None,
+        wake: bool = True,
+        timeout: float = 900.0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Deployment:
+        """Deploys a folder as a new version of a function and waits until it has loaded."""
+        return finish(
+            self._client.deploy(
+                source,
+                name,
+                options=options,
+                scaling=scaling,
+                resources=resources,
+                objective=objective,
+                description=description,
+                wake=wake,
+                timeout=timeout,
+                progress=progress,
+            )
+        )
+
+    def infer(
+        self,
+        function: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        version: int | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Result:
+        """Calls a function once, waking it where it sleeps."""
+        return finish(
+            self._client.infer(function, inputs, outputs, version=version, request_id=request_id, timeout=timeout)
+        )
+
+    def functions(self, *, timeout: float | None = None) -> list[Function]:
+        """All functions in the order of their names."""
+        return finish(self._client.functions(timeout=timeout))
+
+    def describe(self, function: str, *, timeout: float | None = None) -> Description:
+        """Versions, instances, residency, usage and events of a function."""
+        return finish(self._client.describe(function, timeout=timeout))
+
+    def wake(self, function: str, *, timeout: float | None = None) -> Function:
+        """Starts an instance where there is none, and waits until one is ready."""
+        return finish(self._client.wake(function, timeout=timeout))
+
+    def delete(self, function: str, *, timeout: float | None = None) -> None:
+        """Deletes a function with all its versions; returns when every byte is given back."""
+        finish(self._client.delete(function, timeout=timeout))
+
+    def logs(
+        self,
+        function: str = "",
+        *,
+        service: str = "",
+        trace_id: str = "",
+        tail: int = 200,
+        follow: bool = False,
+        timeout: float | None = None,
+    ) -> Iterator[str]:
+        """Log lines, oldest first; with `follow` also those to come."""
+        lines = self._client.logs(
+            function, service=service, trace_id=trace_id, tail=tail, follow=follow, timeout=timeout
+        )
+        try:
+            while True:
+                try:
+                    yield finish(lines.__anext__())
+                except StopAsyncIteration:
+                    return
+        finally:
+            finish(lines.aclose())
+
+    def trace(self, trace_id: str, *, settle: float = 2.0, timeout: float | None = None) -> list[Span]:
+        """The spans of a trace in the order of their start, once they are all there."""
+        return finish(self._client.trace(trace_id, settle=settle, timeout=timeout))
+
+    def status(self, *, timeout: float | None = None) -> Status:
+        """Services, nodes and devices of the mesh."""
+        return finish(self._client.status(timeout=timeout))

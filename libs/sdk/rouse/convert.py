@@ -1,0 +1,191 @@
+"""Contract messages to the public values of `rouse.types`, and back for a function's spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from rouse import types
+from rouse_contracts import functions as contract
+
+_FORMATS = {
+    contract.ARTEFACT_FORMAT_HUGGING_FACE: "HUGGING_FACE",
+    contract.ARTEFACT_FORMAT_PYTHON: "PYTHON",
+}
+
+
+def version(message: contract.FunctionVersion) -> types.Version:
+    spec = message.spec
+    objective = types.Objective(spec.objective.latency_ms, spec.objective.percentile)
+    return types.Version(
+        version_id=message.version_id,
+        version=message.version,
+        artefact_digest=message.artefact_digest,
+        format=_FORMATS.get(message.format, "UNSPECIFIED"),
+        weights_bytes=message.weights_bytes,
+        artefact_bytes=message.artefact_bytes,
+        created_at=_time(message, "created_at"),
+        handler=spec.handler,
+        description=spec.description,
+        options=dict(spec.options),
+        inputs=_tensors(spec.signature.inputs),
+        outputs=_tensors(spec.signature.outputs),
+        scaling=types.Scaling(
+            spec.scaling.min_instances,
+            spec.scaling.max_instances,
+            spec.scaling.idle_timeout.ToMilliseconds() / 1000,
+        ),
+        resources=types.Resources(
+            spec.resources.working_memory_bytes, spec.resources.host_memory_limit_bytes, spec.resources.threads
+        ),
+        objective=objective if spec.HasField("objective") else None,
+        queue_capacity=spec.queue_capacity,
+    )
+
+
+def function(message: contract.FunctionSummary) -> types.Function:
+    return types.Function(
+        name=message.name,
+        state=contract.FunctionState.Name(message.state).removeprefix("FUNCTION_STATE_"),
+        reason=message.reason,
+        ready_instances=message.ready_instances,
+        version=version(message.active_version) if message.HasField("active_version") else None,
+    )
+
+
+def description(message: contract.GetFunctionResponse) -> types.Description:
+    usage = message.usage
+    return types.Description(
+        function=function(message.function),
+        versions=tuple(version(v) for v in message.versions),
+        instances=tuple(
+            types.Instance(i.instance_id, i.version_id, i.node_id, i.state, i.reason, _time(i, "since"))
+            for i in message.instances
+        ),
+        residency=tuple(residency(r) for r in message.residency),
+        usage=types.Usage(usage.requests, usage.failures, usage.device_ms, usage.swap_ins, usage.swap_ms),
+        events=tuple(types.Event(_time(e, "at"), e.kind, e.subject, e.message) for e in message.events),
+    )
+
+
+def residency(message: contract.Residency) -> types.Residency:
+    return types.Residency(
+        version_id=message.version_id,
+        node=message.node_id,
+        state=message.state,
+        device=message.device,
+        size_bytes=message.size_bytes,
+        reason=message.reason,
+        swap_ins=message.swap_in_count,
+        since=_time(message, "since"),
+    )
+
+
+def timings(message: contract.Timings) -> types.Timings:
+    return types.Timings(message.held_ms, message.queue_ms, message.swap_ms, message.execute_ms, message.total_ms)
+
+
+def span(message: contract.Span) -> types.Span:
+    return types.Span(
+        trace_id=message.trace_id,
+        span_id=message.span_id,
+        parent_span_id=message.parent_span_id,
+        name=message.name,
+        service=message.service,
+        start_unix_nanos=message.start_unix_nanos,
+        end_unix_nanos=message.end_unix_nanos,
+        attributes=dict(message.attributes),
+        error=message.error,
+    )
+
+
+def status(message: contract.GetStatusResponse) -> types.Status:
+    return types.Status(
+        mesh_version=message.mesh_version,
+        functions=message.functions,
+        services=tuple(types.Service(s.name, s.address, s.state) for s in message.services),
+        nodes=tuple(_node(n) for n in message.nodes),
+    )
+
+
+def _node(message: contract.NodeSummary) -> types.Node:
+    return types.Node(
+        node=message.node_id,
+        state=message.state,
+        devices=tuple(_device(d) for d in message.devices),
+        host_used_bytes=message.host_used_bytes,
+        host_capacity_bytes=message.host_capacity_bytes,
+        instances=message.instances,
+        last_heartbeat=_time(message, "last_heartbeat"),
+    )
+
+
+def _device(message: contract.DeviceSummary) -> types.Device:
+    return types.Device(
+        name=message.name,
+        kind=message.kind,
+        capacity_bytes=message.capacity_bytes,
+        mapped_bytes=message.mapped_bytes,
+        reserved_bytes=message.reserved_bytes,
+        free_bytes=message.capacity_bytes - message.mapped_bytes - message.reserved_bytes,
+        executing=message.executing,
+        swap_ins=message.swap_in_count,
+        evictions=message.eviction_count,
+        residents=tuple(residency(r) for r in message.residents),
+    )
+
+
+def spec_message(
+    name: str,
+    *,
+    handler: str,
+    options: dict[str, str],
+    inputs: Iterable[types.TensorSpec],
+    outputs: Iterable[types.TensorSpec],
+    scaling: types.Scaling | None,
+    resources: types.Resources | None,
+    objective: types.Objective | None,
+    queue_capacity: int,
+    description: str,
+) -> contract.FunctionSpec:
+    """A FunctionSpec; what is None is left to the mesh's defaults."""
+    message = contract.FunctionSpec(
+        name=name, handler=handler, options=options, queue_capacity=queue_capacity, description=description
+    )
+    for field, specs in (("inputs", inputs), ("outputs", outputs)):
+        for spec in specs:
+            getattr(message.signature, field).add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+    if scaling is not None:
+        idle = Duration()
+        idle.FromMilliseconds(round(scaling.idle_timeout_s * 1000))
+        message.scaling.CopyFrom(
+            contract.Scaling(
+                min_instances=scaling.min_instances, max_instances=scaling.max_instances, idle_timeout=idle
+            )
+        )
+    if resources is not None:
+        message.resources.CopyFrom(
+            contract.Resources(
+                working_memory_bytes=resources.working_memory_bytes,
+                host_memory_limit_bytes=resources.host_memory_limit_bytes,
+                threads=resources.threads,
+            )
+        )
+    if objective is not None:
+        message.objective.CopyFrom(contract.Objective(latency_ms=objective.latency_ms, percentile=objective.percentile))
+    return message
+
+
+def _tensors(messages: Iterable[contract.TensorSpec]) -> tuple[types.TensorSpec, ...]:
+    return tuple(types.TensorSpec(t.name, t.datatype, tuple(t.shape)) for t in messages)
+
+
+def _time(message: Any, field: str) -> datetime | None:
+    if not message.HasField(field):
+        return None
+    stamp: Timestamp = getattr(message, field)
+    return stamp.ToDatetime(tzinfo=UTC)

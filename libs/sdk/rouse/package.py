@@ -1,0 +1,204 @@
+"""A folder to deploy: its files, and what it says of its function. Everything is checked before anything is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rouse import manifest as manifests
+from rouse.errors import PackageError
+from rouse.manifest import Manifest
+
+MAX_FILES = 10_000
+MAX_FILE_BYTES = 16 << 30
+MAX_PATH_BYTES = 1024
+MAX_MANIFEST_BYTES = 1 << 20
+IGNORED = frozenset({"__pycache__"})
+IGNORED_SUFFIXES = (".pyc", ".pyo")
+# Formats that unpickle when they are loaded, which runs whatever code they name.
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class PackageFile:
+    """A file of a package. `path` is relative to the folder, with '/' between its parts."""
+
+    path: str
+    source: Path
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Package:
+    """A folder that was read and found fit to deploy."""
+
+    folder: Path
+    default_name: str
+    format: str
+    manifest: Manifest
+    files: tuple[PackageFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def read_package(folder: str | os.PathLike[str]) -> Package:
+    """Reads a folder with a rouse.toml, or a Hugging Face directory (config.json and *.safetensors).
+
+    Hidden files, .git, __pycache__ and compiled Python are left out. Raises PackageError with the
+    reason that the mesh would give: BAD_ARTEFACT, BAD_PATH, BAD_SPEC, BAD_NAME or PICKLE_REFUSED.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        what = "is not a folder" if root.exists() else "does not exist"
+        raise PackageError(f"{root} {what}", reason="BAD_ARTEFACT", metadata={"path": str(root)})
+    files = tuple(sorted(_walk(root), key=lambda file: file.path))
+    if not files:
+        raise PackageError(f"{root} holds no files", reason="BAD_ARTEFACT", metadata={"path": str(root)})
+    paths = {file.path for file in files}
+    manifest = _read_manifest(root) if manifests.FILE in paths else Manifest()
+    if manifest.handler:
+        _check_python(root, manifest, paths)
+        kind = "PYTHON"
+    elif "config.json" in paths:
+        _check_hugging_face(root, paths)
+        kind = "HUGGING_FACE"
+    else:
+        raise PackageError(
+            f"{root} holds neither a {manifests.FILE} with a handler nor a config.json",
+            reason="BAD_ARTEFACT",
+            metadata={"path": str(root)},
+        )
+    return Package(root, manifest.name or root.resolve().name, kind, manifest, files)
+
+
+def hash_files(files: Sequence[PackageFile], advance: Callable[[int], None]) -> list[str]:
+    """sha256 of every file, lower-case hex, in their order; `advance` gets the bytes that were read.
+
+    Hashing releases the interpreter's lock, so threads help. Raises PackageError where a file went away.
+    """
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda file: _hash(file, advance), files))
+
+
+def _hash(file: PackageFile, advance: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    try:
+        with file.source.open("rb", buffering=0) as stream:
+            buffer = bytearray(READ_BYTES)
+            view = memoryview(buffer)
+            while count := stream.readinto(buffer):
+                digest.update(view[:count])
+                advance(count)
+    except OSError as error:
+        raise _unreadable(file.source, error) from None
+    return digest.hexdigest()
+
+
+def _walk(root: Path) -> Iterator[PackageFile]:
+    count = 0
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(Path(error.filename), error)
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not _ignored(name))
+        for name in folders:
+            if Path(folder, name).is_symlink():
+                raise _bad_path(
+                    _relative(root, Path(folder, name)), "is a link to a folder; put the folder itself there"
+                )
+        for name in names:
+            if _ignored(name):
+                continue
+            count += 1
+            if count > MAX_FILES:
+                raise PackageError(f"{root} holds more than {MAX_FILES} files", reason="BAD_ARTEFACT")
+            yield _file(root, Path(folder, name))
+
+
+def _ignored(name: str) -> bool:
+    return name.startswith(".") or name in IGNORED or name.endswith(IGNORED_SUFFIXES)
+
+
+def _relative(root: Path, path: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _file(root: Path, source: Path) -> PackageFile:
+    path = _relative(root, source)
+    if not path.isprintable() or "\\" in path or len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise _bad_path(path, f"has a name with odd characters or of more than {MAX_PATH_BYTES} bytes")
+    try:
+        # Links to files are followed: the Hugging Face cache is made of them.
+        found = source.stat()
+    except OSError as error:
+        raise _unreadable(source, error) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise _bad_path(path, "is not a regular file")
+    if path.lower().endswith(PICKLED_SUFFIXES):
+        raise PackageError(
+            f"{path} holds pickled weights, which can run any code when they are loaded; Rouse takes safetensors only",
+            reason="PICKLE_REFUSED",
+            metadata={"path": path},
+        )
+    if found.st_size > MAX_FILE_BYTES:
+        raise PackageError(
+            f"{path} has {found.st_size} bytes, more than the {MAX_FILE_BYTES} of one file",
+            reason="BAD_ARTEFACT",
+            metadata={"path": path},
+        )
+    return PackageFile(path, source, found.st_size)
+
+
+def _read_manifest(root: Path) -> Manifest:
+    path = root / manifests.FILE
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_MANIFEST_BYTES + 1)
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise PackageError(f"{path} is not UTF-8", reason="BAD_SPEC") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise PackageError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes", reason="BAD_SPEC")
+    return manifests.parse(text)
+
+
+def _check_python(root: Path, manifest: Manifest, paths: set[str]) -> None:
+    module = manifest.handler.partition(":")[0].replace(".", "/")
+    if not paths & {f"{module}.py", f"{module}/__init__.py"}:
+        raise PackageError(
+            f"{manifests.FILE}: the handler '{manifest.handler}' needs {module}.py, which {root} does not hold",
+            reason="BAD_SPEC",
+        )
+    for kind, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
+        if not specs:
+            raise PackageError(
+                f"{manifests.FILE}: a Python function must declare its {kind}, each as [[{kind}]] with name, "
+                "datatype and shape",
+                reason="BAD_SPEC",
+            )
+
+
+def _check_hugging_face(root: Path, paths: set[str]) -> None:
+    if not any(path.endswith(".safetensors") for path in paths):
+        raise PackageError(
+            f"{root} has a config.json but no *.safetensors", reason="BAD_ARTEFACT", metadata={"path": str(root)}
+        )
+
+
+def _bad_path(path: str, what: str) -> PackageError:
+    return PackageError(f"{path!r} {what}", reason="BAD_PATH", metadata={"path": path})
+
+
+def _unreadable(path: Path, error: OSError) -> PackageError:
+    return PackageError(f"{path} cannot be read: {error.strerror}", reason="BAD_ARTEFACT", metadata={"path": str(path)})
