@@ -1,0 +1,71 @@
+"""One connection to NATS, from dialling until it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from urllib.parse import urlsplit
+
+from nats import errors
+from nats.aio.client import Client
+
+from rouse_bus.failures import bus_down
+
+LOG = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2
+# A dead peer is noticed after about three of these.
+PING_INTERVAL_S = 5
+MAX_OUTBOUND_BYTES = 8 << 20
+
+
+def shown(url: str) -> str:
+    """The servers of a URL without user and password. Raises ValueError where it is none."""
+    parts = [urlsplit(part if "://" in part else f"nats://{part}") for part in url.split(",")]
+    return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts)
+
+
+class Link:
+    """A live connection. When it breaks, `lost` is done and the link is of no more use.
+
+    The client's own reconnecting is off: it keeps what was published while away and says nothing to
+    those who wait for answers. A link fails at once instead, and Bus dials a new one.
+    """
+
+    def __init__(self, client: Client, lost: asyncio.Future[None]) -> None:
+        self.client = client
+        self.lost = lost
+
+    @classmethod
+    async def dial(cls, url: str, name: str) -> Link:
+        """Connects once. Raises Unavailable BUS_DOWN."""
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        causes: list[Exception] = []
+        client = Client()
+
+        async def closed() -> None:
+            if not lost.done():
+                lost.set_result(None)
+
+        async def failed(error: Exception) -> None:
+            causes[:] = [error]
+            LOG.debug("nats client error=%r", error)
+
+        try:
+            await client.connect(
+                url.split(","), name=name, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
+                connect_timeout=CONNECT_TIMEOUT_S, ping_interval=PING_INTERVAL_S, closed_cb=closed, error_cb=failed,
+                pending_size=MAX_OUTBOUND_BYTES,
+            )  # fmt: skip
+        except Exception as error:  # the client hands on whatever its transport raised
+            await client.close()
+            cause = causes[0] if causes and isinstance(error, errors.NoServersError) else error
+            raise bus_down(f"connecting to {shown(url)}", cause) from error
+        except BaseException:
+            await client.close()
+            raise
+        return cls(client, lost)
+
+    async def close(self) -> None:
+        """Sends what waits to be sent and hangs up."""
+        await self.client.close()

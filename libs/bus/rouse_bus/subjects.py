@@ -1,0 +1,32 @@
+"""The subjects of the mesh, in one place."""
+
+from __future__ import annotations
+
+import re
+
+# RoutingTable bytes; an empty message where the table is larger than a message may be: fetch it by RPC.
+ROUTING = "rouse.routing"
+EVENTS = "rouse.events"
+KIND = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+
+def event(kind: str) -> str:
+    """Subject of the events of a kind, as "function.deployed". Raises ValueError for other shapes."""
+    if not KIND.fullmatch(kind):
+        raise ValueError(f"event kind '{kind}': want lower-case words joined by dots, as function.deployed")
+    return f"{EVENTS}.{kind}"
+
+
+def all_events() -> str:
+    """Subject that matches the events of every kind."""
+    return f"{EVENTS}.>"
+
+
+def queue(job_id: str, rank: int) -> str:
+    """Subject of one worker's queue in a distributed job."""
+    return f"rouse.job.{job_id}.queue.{rank}"
+
+
+def queues(job_id: str) -> str:
+    """Subject that matches the queues of all workers of a job."""
+    return f"rouse.job.{job_id}.queue.*"
