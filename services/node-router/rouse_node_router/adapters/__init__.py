@@ -1,0 +1,1 @@
+"""Every I/O of node-router: gpu-server, executors, cluster-manager."""

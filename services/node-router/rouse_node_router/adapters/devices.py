@@ -1,0 +1,134 @@
+"""The node's gpu-server: leases on devices, taken while a request waits and given back in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from dataclasses import dataclass
+
+from rouse_common.errors import RouseError, Unavailable
+from rouse_common.rpc import Channels, call
+from rouse_contracts import device as contract
+from rouse_node_router import metrics
+from rouse_node_router.adapters.reach import connected
+
+LOG = logging.getLogger(__name__)
+
+# A gpu-server that is restarted is back within seconds; requests wait for it that long.
+REACH_S = 5.0
+RELEASE_TIMEOUT_S = 2.0
+RELEASE_TRIES = 5
+RELEASE_PAUSE_S = 0.5
+MAX_RELEASES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to have one request executed."""
+
+    lease_id: str
+    executor_address: str
+    device: str
+    swap_ms: float
+    swapped_in: bool
+
+
+class Devices:
+    """Leases of this router. Its background work belongs to the given task group.
+
+    Args:
+        channels: where the channel to gpu-server is kept.
+        address: of gpu-server.
+        owner: node id.
+        incarnation: new at each start of the router.
+        tasks: the group that releases run in.
+    """
+
+    def __init__(
+        self, channels: Channels, address: str, owner: str, incarnation: str, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._channel = channels.get(address)
+        self._stub = contract.DeviceServiceStub(self._channel)
+        self._address, self._owner, self._incarnation = address, owner, incarnation
+        self._tasks = tasks
+        self._numbers = itertools.count()
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def acquire(self, version_id: str, request_id: str, timeout_s: float) -> Lease:
+        """Waits for a device that holds the version.
+
+        Raises what DeviceService.Acquire documents; Unavailable GPU_SERVER_AWAY where nobody answers,
+        GPU_SERVER_LOST where it went away meanwhile. However this ends, cancellation included, a lease that
+        was granted and is not returned goes back.
+        """
+        if not await connected(self._channel, min(timeout_s, REACH_S), patient=True):
+            raise Unavailable("GPU_SERVER_AWAY", f"gpu-server at {self._address} does not answer; is it running?")
+        acquire_id = f"{self._incarnation}-{next(self._numbers)}"
+        request = contract.AcquireRequest(
+            version_id=version_id,
+            request_id=request_id,
+            owner=self._owner,
+            incarnation=self._incarnation,
+            acquire_id=acquire_id,
+        )
+        try:
+            granted = await call(self._stub.Acquire, request, timeout_s=timeout_s)
+        except asyncio.CancelledError:
+            self._give_back(contract.ReleaseRequest(acquire_id=acquire_id))
+            raise
+        except RouseError as error:
+            # Without ErrorInfo it is not gpu-server that refused: a grant may be lost on the way.
+            if error.reason == error.code.name:
+                self._give_back(contract.ReleaseRequest(acquire_id=acquire_id))
+            if isinstance(error, Unavailable) and error.reason == "UNAVAILABLE":
+                raise Unavailable("GPU_SERVER_LOST", f"gpu-server at {self._address} went away: {error}") from None
+            raise
+        return Lease(granted.lease_id, granted.executor_address, granted.device, granted.swap_ms, granted.swapped_in)
+
+    def release(self, lease: Lease, device_ms: float, *, abandoned: bool) -> None:
+        """Gives a device back, without waiting for it.
+
+        Args:
+            lease: the lease; not to be used any more.
+            device_ms: milliseconds that the executor worked.
+            abandoned: whether the executor may still be at work.
+        """
+        self._give_back(contract.ReleaseRequest(lease_id=lease.lease_id, device_ms=device_ms, abandoned=abandoned))
+
+    async def release_all(self, timeout_s: float) -> int:
+        """Frees what earlier incarnations of this router left behind; how many leases. Raises RouseError."""
+        request = contract.ReleaseAllRequest(owner=self._owner, incarnation=self._incarnation)
+        answer = await call(self._stub.ReleaseAll, request, timeout_s=timeout_s)
+        return int(answer.released)
+
+    async def released(self, timeout_s: float) -> None:
+        """Waits until everything is given back, `timeout_s` seconds at most."""
+        if self._releases:
+            _, pending = await asyncio.wait(self._releases, timeout=timeout_s)
+            for task in pending:
+                task.cancel()
+
+    def _give_back(self, request: contract.ReleaseRequest) -> None:
+        if len(self._releases) >= MAX_RELEASES:
+            metrics.RELEASES_DROPPED.inc()
+            LOG.warning("lease left to expire, too many wait for gpu-server lease=%s", request.lease_id)
+            return
+        task = self._tasks.create_task(self._release(request))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, request: contract.ReleaseRequest) -> None:
+        for attempt in range(1, RELEASE_TRIES + 1):
+            try:
+                await call(self._stub.Release, request, timeout_s=RELEASE_TIMEOUT_S)
+                return
+            except RouseError as error:
+                # Releasing twice succeeds, so whatever went wrong, it may be tried again.
+                if attempt == RELEASE_TRIES:
+                    metrics.RELEASES_DROPPED.inc()
+                    LOG.warning(
+                        "lease left to expire after %d tries lease=%s error=%s", attempt, request.lease_id, error
+                    )
+                    return
+            await asyncio.sleep(RELEASE_PAUSE_S * attempt)

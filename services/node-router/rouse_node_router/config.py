@@ -1,0 +1,31 @@
+"""Settings of node-router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rouse_common.config import ConfigError, ServiceConfig, option, parse_address
+
+
+@dataclass(frozen=True)
+class NodeRouterConfig(ServiceConfig):
+    """What node-router can be told, beside what every service can."""
+
+    node_id: str = option("node0", "name of the node that it serves")
+    gpu_server: str = option("127.0.0.1:7101", "address of the node's gpu-server, host:port or unix:PATH")
+    cluster_manager: str = option("127.0.0.1:7001", "address of cluster-manager, host:port")
+    redis: str = option("redis://127.0.0.1:6379/0", "Redis, which completions are counted in, URL")
+    max_acquires: int = option(64, "requests of all functions that wait for a device at once", low=1, high=4096)
+    max_acquires_per_version: int = option(
+        2, "requests of one version that wait for a device at once; the others stay in its queue", low=1, high=64
+    )
+    idle_state_s: float = option(300.0, "how long counts of a version without requests are kept, seconds", low=1)
+    usage_buffer: int = option(10_000, "usage records kept while cluster-manager is away", low=1000, high=1_000_000)
+
+    def validate(self) -> None:
+        """Raises ConfigError naming the setting that cannot be used."""
+        if not self.node_id:
+            raise ConfigError("node_id: want a name")
+        if not self.gpu_server.startswith("unix:"):
+            parse_address(self.gpu_server, "gpu_server")
+        parse_address(self.cluster_manager, "cluster_manager")
