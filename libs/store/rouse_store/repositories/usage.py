@@ -1,0 +1,84 @@
+"""What was served, for bills: each request once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from rouse_store.models import UsageRecord, UsageTotal
+from rouse_store.repositories import delete_rows
+
+SUMMED = ("requests", "failures", "device_ms", "swap_ins", "swap_ms")
+
+
+@dataclass(frozen=True)
+class UsageSum:
+    """Totals over some versions; times in milliseconds."""
+
+    requests: int = 0
+    failures: int = 0
+    device_ms: float = 0.0
+    swap_ins: int = 0
+    swap_ms: float = 0.0
+
+
+class Usage:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, records: Sequence[Mapping[str, Any]]) -> int:
+        """Counts records, given as columns of UsageRecord, whose request is not known yet; returns how many."""
+        # Sorted, so that two batches which share requests and totals lock them in one order.
+        rows = sorted({row["request_id"]: row for row in reversed(records)}.values(), key=lambda r: r["request_id"])
+        if not rows:
+            return 0
+        statement = insert(UsageRecord).on_conflict_do_nothing(index_elements=[UsageRecord.request_id])
+        fresh = set(self._session.scalars(statement.returning(UsageRecord.request_id), rows))
+        sums: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: asdict(UsageSum()))
+        for row in rows:
+            if row["request_id"] in fresh:
+                total = sums[row["function"], row["version_id"]]
+                total["requests"] += 1
+                total["failures"] += row["status_code"] != 0
+                total["device_ms"] += row["device_ms"]
+                total["swap_ins"] += row["swapped_in"]
+                total["swap_ms"] += row["swap_ms"]
+        for (function, version_id), total in sorted(sums.items()):
+            upsert = insert(UsageTotal).values(function=function, version_id=version_id, **total)
+            added = {name: getattr(UsageTotal, name) + upsert.excluded[name] for name in SUMMED}
+            self._session.execute(
+                upsert.on_conflict_do_update(index_elements=[UsageTotal.function, UsageTotal.version_id], set_=added)
+            )
+        return len(fresh)
+
+    def total(self, function: str, version_ids: Iterable[str]) -> UsageSum:
+        """What some versions of a function used."""
+        query = select(*(func.sum(getattr(UsageTotal, name)) for name in SUMMED)).where(
+            UsageTotal.function == function, UsageTotal.version_id.in_(list(version_ids))
+        )
+        found = self._session.execute(query).one()
+        values = dict(zip(SUMMED, found, strict=True))
+        if values["requests"] is None:
+            return UsageSum()
+        return UsageSum(
+            requests=int(values["requests"]),
+            failures=int(values["failures"]),
+            device_ms=float(values["device_ms"]),
+            swap_ins=int(values["swap_ins"]),
+            swap_ms=float(values["swap_ms"]),
+        )
+
+    def prune(self, keep: int, before: datetime) -> int:
+        """Forgets records beyond the `keep` newest and those recorded before a time. Totals stay."""
+        oldest_kept = self._session.scalar(
+            select(UsageRecord.recorded_at).order_by(UsageRecord.recorded_at.desc()).offset(keep).limit(1)
+        )
+        limit = before if oldest_kept is None else max(before, oldest_kept)
+        return delete_rows(self._session, delete(UsageRecord).where(UsageRecord.recorded_at <= limit))
