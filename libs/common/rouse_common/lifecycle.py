@@ -32,12 +32,12 @@ class App(Protocol):
 C = TypeVar("C", bound=ServiceConfig)
 
 
-def die_with_parent() -> None:
-    """Ends this process when its parent dies, where a parent said so (Linux; env ROUSE_PARENT_PID)."""
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Ends this process by a signal when its parent dies, where a parent said so (Linux; env ROUSE_PARENT_PID)."""
     parent = os.environ.get(PARENT_ENV)
     if not parent:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != int(parent):  # it died before we asked
         sys.exit(1)
 

@@ -1,0 +1,57 @@
+"""How a function is loaded and called, one module a format of artefact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rouse_contracts.functions import ArtefactFormat, FunctionVersion
+from rouse_contracts.repository import Artefact
+from rouse_runtime.failures import LoadError
+from rouse_runtime.weights import WeightsRange
+
+HOST_DEVICE = "cpu"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a handler is made from.
+
+    Attributes:
+        version, artefact: from the coordinator's assignment.
+        folder: the artefact's files, read-only.
+        weights: the range with the host copy mapped.
+    """
+
+    version: FunctionVersion
+    artefact: Artefact
+    folder: Path
+    weights: WeightsRange
+
+
+class Handler(Protocol):
+    """A loaded function."""
+
+    casts: bool
+    """Whether outputs are converted to the signature's datatypes, or have to have them."""
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> Mapping[str, Any]:
+        """One request: arrays in, array-likes out, by name. Raises whatever the function raises."""
+        ...
+
+
+def load_handler(source: Source) -> Handler:
+    """Loads a function. Raises LoadError, or whatever the user's code raises."""
+    if source.version.format == ArtefactFormat.ARTEFACT_FORMAT_HUGGING_FACE:
+        from rouse_runtime.handlers.huggingface import HuggingFaceHandler
+
+        return HuggingFaceHandler(source)
+    if source.version.format == ArtefactFormat.ARTEFACT_FORMAT_PYTHON:
+        from rouse_runtime.handlers.python import PythonHandler
+
+        return PythonHandler(source)
+    raise LoadError(f"artefact format {source.version.format} is not one that this instance can load")

@@ -1,0 +1,77 @@
+"""A class of the user's own: `load(self, context)` once, `predict(self, inputs)` per request."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rouse_runtime.context import Context
+from rouse_runtime.failures import LoadError
+from rouse_runtime.handlers import HOST_DEVICE, Source
+
+
+class PythonHandler:
+    """Imports `module:Class` from the artefact's folder and calls its `load`."""
+
+    casts = False
+
+    def __init__(self, source: Source) -> None:
+        spec = source.version.spec
+        cls = import_class(spec.handler, source.folder)
+        try:
+            self._function = cls()
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise LoadError(f"{spec.handler} cannot be made without arguments: {error}") from error
+            raise
+        if not callable(getattr(self._function, "predict", None)):
+            raise LoadError(f"{spec.handler} has no method predict(self, inputs)")
+        context = Context(
+            source.folder, spec.options, HOST_DEVICE, source.weights, list(source.artefact.layout.tensors)
+        )
+        load = getattr(self._function, "load", None)
+        if load is not None:
+            load(context)
+        context.close()
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> Mapping[str, Any]:
+        result: Mapping[str, Any] = self._function.predict(inputs)
+        return result
+
+
+def import_class(handler: str, folder: Path) -> type:
+    """The class that "module:Class" names, imported from the artefact's folder.
+
+    The folder comes first on sys.path and becomes the working directory; nothing is written there.
+    Raises LoadError, or whatever importing the user's module raises.
+    """
+    module_name, separator, class_name = handler.partition(":")
+    if not separator or not module_name or not class_name:
+        raise LoadError(f"handler = '{handler}': want module:Class, as model:Classifier")
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(folder))
+    os.chdir(folder)
+    importlib.invalidate_caches()
+    if module_name.partition(".")[0] in sys.modules:
+        raise LoadError(f"handler = '{handler}': '{module_name}' is the name of a library's module; rename the file")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise LoadError(f"handler = '{handler}': the function's folder has no module '{module_name}'") from error
+        raise
+    if not Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+        raise LoadError(
+            f"handler = '{handler}': '{module_name}' was found outside of the function's folder; "
+            "is the file missing, or is its name that of an installed package?"
+        )
+    cls = getattr(module, class_name, None)
+    if not isinstance(cls, type):
+        raise LoadError(f"handler = '{handler}': module '{module_name}' has no class '{class_name}'")
+    return cls

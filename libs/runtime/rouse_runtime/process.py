@@ -1,0 +1,188 @@
+"""One function instance from start to end: assignment, loading, serving."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rouse_common import telemetry
+from rouse_common.config import ConfigError
+from rouse_common.lifecycle import die_with_parent
+from rouse_common.rpc import Channels, RpcServer, call
+from rouse_contracts import coordination, device
+from rouse_runtime import output
+from rouse_runtime.config import InstanceConfig, read
+from rouse_runtime.executor import Executor
+from rouse_runtime.failures import LoadError, describe
+from rouse_runtime.handlers import Handler, Source, load_handler
+from rouse_runtime.service import ExecutorServicer
+from rouse_runtime.watchdog import Watchdog
+from rouse_runtime.weights import WeightsRange
+
+LOG = logging.getLogger(__name__)
+
+EXIT_BAD_CONFIG = 2
+EXIT_LOAD_FAILED = 3
+# The assignment comes when the artefact is on the node, which the coordinator bounds; this only ends a process that
+# the coordinator forgot.
+ASSIGNMENT_TIMEOUT_S = 3600.0
+REPORT_TIMEOUT_S = 10.0
+
+
+def main() -> int:
+    """The `__main__` of an instance. Exit codes: 0 stopped, 1 failed, 2 bad configuration, 3 not loaded, 70 hung."""
+    try:
+        config = read(os.environ)
+    except ConfigError as error:
+        print(f"rouse-instance: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
+    # A function that never lets go of the interpreter could not react to anything gentler.
+    die_with_parent(signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(file=2)
+    printed = output.configure(config.function, config.id, config.log_level)
+    provider = telemetry.configure(output.SERVICE, otlp_endpoint=config.otlp_endpoint, trace_dir=config.trace_dir)
+
+    def finish_output() -> None:
+        for stream in printed:
+            stream.finish()
+
+    try:
+        code = asyncio.run(Instance(config, finish_output).run())
+    except Exception as error:
+        LOG.error("instance failed: %s", error, exc_info=error)
+        code = 1
+    finish_output()
+    provider.shutdown()
+    logging.shutdown()
+    os._exit(code)  # a thread of user code that never ends does not keep the process
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A function that is ready to serve."""
+
+    assignment: coordination.GetAssignmentResponse
+    handler: Handler
+    weights: WeightsRange
+
+
+class Instance:
+    """Puts the parts of an instance together."""
+
+    def __init__(self, config: InstanceConfig, finish_output: Callable[[], None]) -> None:
+        self._config, self._finish_output = config, finish_output
+        self._socket = Path(config.runtime_dir) / f"{config.id}.sock"
+        self._max_bytes = config.max_message_mib << 20
+        self._serving = False
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="function")
+
+    async def run(self) -> int:
+        """Returns the exit code. Raises RouseError where the coordinator does not answer as it should."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        channels = Channels(self._max_bytes)
+        try:
+            stub = coordination.InstanceServiceStub(channels.get(self._config.coordinator))
+            running = asyncio.create_task(self._serve(stub, stopping))
+            stopped = asyncio.create_task(stopping.wait())
+            await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not running.done() and not self._serving:
+                return 0  # stopped while it loaded: user code may never return, and need not
+            stopped.cancel()
+            return await running
+        finally:
+            self._socket.unlink(missing_ok=True)
+            await channels.close()
+
+    async def _serve(self, stub: coordination.InstanceServiceStub, stopping: asyncio.Event) -> int:
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        prepared = loop.run_in_executor(self._worker, self._prepare)
+        request = coordination.GetAssignmentRequest(instance_id=self._config.id, token=self._config.token)
+        assignment = await call(stub.GetAssignment, request, timeout_s=ASSIGNMENT_TIMEOUT_S)
+        await prepared
+        result = await loop.run_in_executor(self._worker, self._load, assignment)
+        load_ms = (time.perf_counter() - started) * 1000
+        if isinstance(result, str):
+            LOG.error("not loaded: %s", result)
+            await self._report(stub, error=result, load_ms=load_ms)
+            return EXIT_LOAD_FAILED
+        executor = self._executor(result)
+        server = RpcServer(f"unix:{self._socket}", max_message_bytes=self._max_bytes)
+        server.add(device.add_ExecutorServiceServicer_to_server, ExecutorServicer(executor), device.DESCRIPTOR)
+        await server.start()
+        self._serving = True
+        await server.set_serving(True)
+        await self._report(stub, load_ms=load_ms)
+        LOG.info("loaded version=%s load_ms=%.0f", assignment.version.version_id, load_ms)
+        await stopping.wait()
+        await server.stop(self._config.drain_s)
+        return 0
+
+    async def _report(self, stub: coordination.InstanceServiceStub, *, load_ms: float, error: str = "") -> None:
+        report = coordination.ReportLoadedRequest(
+            instance_id=self._config.id,
+            token=self._config.token,
+            address="" if error else f"unix:{self._socket}",
+            error=error,
+            load_ms=load_ms,
+        )
+        await call(stub.ReportLoaded, report, timeout_s=REPORT_TIMEOUT_S)
+
+    def _executor(self, loaded: Loaded) -> Executor:
+        return Executor(
+            loaded.assignment.version,
+            loaded.assignment.artefact_path,
+            self._config.id,
+            loaded.handler,
+            loaded.weights,
+            self._worker,
+            Watchdog(),
+            self._config.hang_grace_s,
+            self._finish_output,
+        )
+
+    # ---- In the worker thread ------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Imports what is needed anyway, while the artefact is being staged."""
+        if self._config.format == "HUGGING_FACE":
+            from rouse_runtime.handlers import huggingface
+
+            huggingface.prepare()
+
+    def _load(self, assignment: coordination.GetAssignmentResponse) -> Loaded | str:
+        """The loaded function, or in one line why it cannot be loaded."""
+        folder = assignment.artefact_path
+        try:
+            weights = WeightsRange(assignment.artefact.layout.image_bytes)
+            if weights.image_bytes:
+                weights.map_private(assignment.image_path)
+            handler = load_handler(Source(assignment.version, assignment.artefact, Path(folder), weights))
+            written = weights.written_bytes()
+            if written:
+                raise LoadError(
+                    f"load() wrote to {written} bytes of the mapped weights; they are read-only, "
+                    "make a copy of what has to change, as with tensor.clone()"
+                )
+            weights.detach()
+        except BaseException as error:  # user code may raise anything, SystemExit as well
+            if not isinstance(error, LoadError):
+                LOG.warning("load raised", exc_info=error)
+            return describe(error, folder)
+        finally:
+            self._finish_output()
+        return Loaded(assignment, handler, weights)
