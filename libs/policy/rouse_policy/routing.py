@@ -2,7 +2,6 @@
 
 The cost of a node is what stands before a request, counted in waiting requests: those of the node, and
 the swap that the weights still need. The node with the lowest cost is taken, and equal nodes in turn.
-Preferring nodes that hold the model already is the cluster-level half of late binding (Torpor, section 4).
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Everything the gateway talks to."""

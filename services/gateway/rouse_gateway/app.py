@@ -1,0 +1,127 @@
+"""The gateway put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+from rouse_bus import Bus, subjects
+from rouse_cache import Windows
+from rouse_common.clock import SystemClock
+from rouse_common.errors import RouseError
+from rouse_common.rpc import Channels, RpcServer
+from rouse_contracts import functions, inference
+from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
+from rouse_gateway.adapters.logs import Logs
+from rouse_gateway.adapters.nodes import Nodes
+from rouse_gateway.adapters.traces import Traces
+from rouse_gateway.config import GatewayConfig
+from rouse_gateway.dispatch import Dispatcher
+from rouse_gateway.feed import RoutingFeed
+from rouse_gateway.service import functions as function_service
+from rouse_gateway.service import inference as inference_service
+from rouse_gateway.service.functions import FunctionService, Neighbours
+from rouse_gateway.service.inference import InferenceService
+from rouse_gateway.state import Routes
+from rouse_gateway.wakes import Wakes
+from rouse_policy import admission
+
+LOG = logging.getLogger(__name__)
+
+# The newest table says everything; older ones that wait may go.
+MAX_PENDING_TABLES = 16
+
+
+class GatewayApp:
+    """Owns what lives as long as the process: connections, the routing table, the server."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._max_message_bytes = config.max_message_mib << 20
+
+    async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
+        """Serves until `stopping` is set, then drains. See rouse_common.lifecycle.App."""
+        channels = Channels(self._max_message_bytes)
+        bus = Bus.open(self._config.nats, "gateway")
+        windows = Windows.connect(self._config.redis)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = await self._serve(tasks, channels, bus, windows, ready, stopping)
+                for task in background:
+                    task.cancel()
+        finally:
+            await _flush(windows)
+            await windows.close()
+            await bus.close()
+            await channels.close()
+
+    async def _serve(
+        self,
+        tasks: asyncio.TaskGroup,
+        channels: Channels,
+        bus: Bus,
+        windows: Windows,
+        ready: Callable[[str], Awaitable[None]],
+        stopping: asyncio.Event,
+    ) -> list[asyncio.Task[None]]:
+        """Starts everything, serves, and stops serving; returns the tasks that are still at work."""
+        config, clock, routes = self._config, SystemClock(), Routes()
+        cluster = ClusterManager(channels, config.cluster_manager)
+        nodes = Nodes(channels)
+        feed = RoutingFeed(routes, cluster.routing_table)
+        wakes = Wakes(tasks, routes, feed.refresh, Scaler(channels, config.scaler), clock)
+        dispatcher = Dispatcher(
+            routes, nodes, wakes, clock, windows.count_arrival, admission.Settings(max_held=config.max_held)
+        )
+        mesh_version = version("rouse-gateway")
+        neighbours = Neighbours(
+            cluster,
+            Repository(channels, config.model_repository),
+            channels,
+            Logs(config.log_dir),
+            Traces(config.trace_dir, clock),
+            config.services(),
+            stopping,
+        )
+        server = RpcServer(config.listen, max_message_bytes=self._max_message_bytes)
+        server.add(
+            inference_service.register,
+            InferenceService(routes, dispatcher, config.default_timeout_s, mesh_version),
+            inference.DESCRIPTOR,
+        )
+        server.add(
+            function_service.register,
+            FunctionService(routes, feed, dispatcher, neighbours, config.default_timeout_s, mesh_version),
+            functions.DESCRIPTOR,
+        )
+        await bus.subscribe(subjects.ROUTING, feed.receive, max_pending=MAX_PENDING_TABLES)
+        bus.on_reconnect(feed.refresh)
+
+        async def prune() -> None:
+            await nodes.prune(set(routes.table.addresses.values()))
+
+        async def serve_when_loaded() -> None:
+            await routes.loaded.wait()
+            await server.set_serving(True)
+
+        await server.start()
+        try:
+            background = [
+                tasks.create_task(feed.run(prune)),
+                tasks.create_task(windows.run()),
+                tasks.create_task(serve_when_loaded()),
+            ]
+            await ready(server.address)
+            await stopping.wait()
+        finally:
+            await server.stop(config.drain_s)
+        return background
+
+
+async def _flush(windows: Windows) -> None:
+    try:
+        await windows.flush()
+    except RouseError as error:
+        LOG.warning("the last arrivals are not counted: %s", error)

@@ -1,0 +1,40 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rouse_common.config import ConfigError, ServiceConfig, option, parse_address
+
+
+@dataclass(frozen=True)
+class GatewayConfig(ServiceConfig):
+    """What the gateway can be told, beside what every service can."""
+
+    cluster_manager: str = option("127.0.0.1:7001", "address of cluster-manager, host:port")
+    model_repository: str = option("127.0.0.1:7002", "address of model-repository, host:port")
+    scaler: str = option("127.0.0.1:7003", "address of scaler, host:port")
+    nats: str = option("nats://127.0.0.1:4222", "NATS, which changes of the routing table come over, URL")
+    redis: str = option("redis://127.0.0.1:6379/0", "Redis, which arrivals are counted in, URL")
+    log_dir: str = option("", "folder with the mesh's rouse.log, for reading logs; empty: none")
+    default_timeout_s: float = option(60.0, "time for a request that sets no deadline, seconds", low=0.001, high=86_400)
+    max_held: int = option(1000, "requests held while functions wake", low=1, high=100_000)
+    service: tuple[str, ...] = option((), "service shown in the mesh's status, NAME=host:port; repeatable")
+
+    def validate(self) -> None:
+        """Raises ConfigError naming the setting that cannot be used."""
+        for name in ("cluster_manager", "model_repository", "scaler"):
+            parse_address(getattr(self, name), name)
+        self.services()
+
+    def services(self) -> dict[str, str]:
+        """The services shown in the status, address by name. Raises ConfigError."""
+        found: dict[str, str] = {}
+        for text in self.service:
+            name, separator, address = text.partition("=")
+            if not name or not separator:
+                raise ConfigError(f"service={text}: want NAME=host:port")
+            if not address.startswith("unix:"):
+                parse_address(address, f"service {name}")
+            found[name] = address
+        return found

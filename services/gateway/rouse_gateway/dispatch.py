@@ -1,0 +1,305 @@
+"""The way of one inference through the gateway: checked, admitted, held, routed, answered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+from opentelemetry import trace
+
+from rouse_common import telemetry
+from rouse_common.clock import Clock
+from rouse_common.errors import DeadlineExceeded, Internal, NotFound, ResourceExhausted, RouseError, Unavailable
+from rouse_contracts import node
+from rouse_contracts.functions import Timings
+from rouse_gateway import metrics, wire
+from rouse_gateway.adapters.nodes import Nodes, NotExecuted
+from rouse_gateway.checks import check_request
+from rouse_gateway.state import Routes, Version
+from rouse_gateway.wakes import Wakes
+from rouse_gateway.wire import TensorView
+from rouse_policy import admission, routing
+
+# Times that a request is sent to nodes which turn it away unexecuted, and the pauses between: together
+# longer than a node's services need to come back, or the control plane to notice that the node is lost.
+MAX_ATTEMPTS = 14
+FIRST_PAUSE_S = 0.02
+MAX_PAUSE_S = 1.0
+# Kept back from the caller's deadline, so that the answer to it still arrives.
+MARGIN_SHARE = 0.05
+MAX_MARGIN_S = 0.01
+RETRY_AFTER_S = 1.0
+# What gRPC says when the deadline passed here, before the node said anything.
+LOCAL_DEADLINE = "Deadline Exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An inference as a client asked for it.
+
+    Args:
+        function, number: the function, and its version ("" is the active one).
+        inputs: its tensors, not checked yet.
+        output_names: outputs wanted; empty: all.
+        timeout_s: seconds until the client's deadline.
+    """
+
+    function: str
+    number: str
+    inputs: Sequence[TensorView]
+    output_names: Sequence[str]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a node answered, with the way it took."""
+
+    version: Version
+    outputs: list[TensorView]
+    timings: Timings
+    request_id: str
+    node_id: str
+    device: str
+
+
+@dataclass(slots=True)
+class _Trip:
+    """What is known of one request on its way."""
+
+    version: Version
+    request_id: str
+    started: float
+    deadline: float
+    held_s: float = 0.0
+    attempts: int = 0
+    pause_s: float = FIRST_PAUSE_S
+    excluded: set[str] = field(default_factory=set)
+    refusal: NotExecuted | None = None
+
+
+class Dispatcher:
+    """Serves inferences.
+
+    Args:
+        count_arrival: told the function of every valid request, before it is admitted.
+        admission_settings: bounds of holding.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        nodes: Nodes,
+        wakes: Wakes,
+        clock: Clock,
+        count_arrival: Callable[[str], None],
+        admission_settings: admission.Settings,
+    ) -> None:
+        self._routes = routes
+        self._nodes = nodes
+        self._wakes = wakes
+        self._clock = clock
+        self._count_arrival = count_arrival
+        self._admission_settings = admission_settings
+        self._admission = admission.State()
+        self._routing_settings = routing.Settings()
+        self._routing = routing.State()
+        self._held = 0
+
+    async def infer(self, call: Call) -> Answer:
+        """Serves one inference. Raises the RouseError of the contract; metadata names function, node, trace."""
+        started = self._clock.monotonic()
+        code, label = "OK", call.function
+        try:
+            version = self._routes.loaded_table().version(call.function, call.number)
+            await check_request(version, call.inputs, call.output_names)
+            self._count_arrival(version.function)
+            trip = _Trip(version, os.urandom(16).hex(), started, started + call.timeout_s)
+            return await self._send(trip, call)
+        except RouseError as error:
+            code = error.code.name
+            error.metadata.setdefault("function", call.function)
+            error.metadata.setdefault("trace_id", telemetry.current_trace_id())
+            raise
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
+        except BaseException:
+            code = "INTERNAL"
+            raise
+        finally:
+            if label not in self._routes.table.functions:
+                label = metrics.UNKNOWN  # names that anybody may make up are no labels
+            metrics.REQUESTS.labels(label, code).inc()
+            metrics.LATENCY.labels(label).observe(self._clock.monotonic() - started)
+
+    async def _send(self, trip: _Trip, call: Call) -> Answer:
+        """Sends the request to nodes until one has executed it."""
+        version = trip.version
+        head = node.InferRequest(
+            function=version.function,
+            version_id=version.version_id,
+            request_id=trip.request_id,
+            output_names=call.output_names,
+            queue_capacity=version.queue_capacity,
+        ).SerializeToString()
+        inputs = wire.tensor_parts(call.inputs, wire.BATCH_TENSORS)
+        payload = b"".join([head, *wire.bytes_field(node.InferRequest.INPUTS_FIELD_NUMBER, inputs)])
+        while True:
+            node_id, address = await self._place(trip)
+            left_s = trip.deadline - self._clock.monotonic()
+            timeout_s = left_s - min(MAX_MARGIN_S, left_s * MARGIN_SHARE)
+            trip.attempts += 1
+            try:
+                answer = await self._nodes.infer(address, payload, timeout_s)
+            except NotExecuted as error:
+                self._turned_away(trip, node_id, error)
+            except RouseError as error:
+                raise self._explained(error, trip, node_id) from None
+            else:
+                return self._answer(trip, node_id, answer)
+
+    async def _place(self, trip: _Trip) -> tuple[str, str]:
+        """The node to send to and its address, waiting for one where none is ready. Raises RouseError."""
+        while True:
+            table = self._routes.table
+            version = self._current(trip)
+            snapshot = routing.Snapshot(
+                version.candidates, self._nodes.in_flight(version.candidates, table.addresses), frozenset(trip.excluded)
+            )
+            now = self._clock.monotonic()
+            choice, self._routing = routing.decide(snapshot, self._routing, self._routing_settings, now)
+            node_id = choice.node_id
+            verdict, self._admission = admission.decide(
+                admission.Snapshot(trip.deadline - now, node_id is not None, self._held),
+                self._admission,
+                self._admission_settings,
+                now,
+            )
+            self._refuse(trip, verdict)
+            if node_id is not None:
+                trace.get_current_span().set_attributes(
+                    {
+                        "function": version.function,
+                        "version": version.number,
+                        "request_id": trip.request_id,
+                        "node": node_id,
+                        "route.reason": choice.reason,
+                    }
+                )
+                return node_id, table.addresses[node_id]
+            await self._hold(trip, version, verdict.reason)
+
+    def _current(self, trip: _Trip) -> Version:
+        """The version of the request as the table has it now. Raises NotFound where it is gone."""
+        version = self._routes.table.version(trip.version.function, trip.version.number)
+        if version.version_id != trip.version.version_id:
+            raise NotFound(
+                "FUNCTION_NOT_FOUND",
+                f"Request for unknown model: '{version.function}' is not found; it was replaced meanwhile",
+                function=version.function,
+            )
+        return version
+
+    def _refuse(self, trip: _Trip, decision: admission.Decision) -> None:
+        function = trip.version.function
+        if decision.verdict is admission.Verdict.TOO_LATE:
+            after = f"; before: {trip.refusal.message}" if trip.refusal else ""
+            raise DeadlineExceeded(
+                "DEADLINE_EXCEEDED", f"request for function '{function}': {decision.reason}{after}", function=function
+            )
+        if decision.verdict is admission.Verdict.HOLD_FULL:
+            raise ResourceExhausted(
+                "HOLD_FULL",
+                f"function '{function}' is not ready and the gateway can hold no more requests: {decision.reason}",
+                retry_after_s=decision.retry_after_s,
+                function=function,
+            )
+
+    async def _hold(self, trip: _Trip, version: Version, reason: str) -> None:
+        """Holds a request until its version has an instance, or until nodes that turned it away may be
+        asked again."""
+        began = self._clock.monotonic()
+        left_s = trip.deadline - began
+        self._held += 1
+        metrics.HELD.set(self._held)
+        try:
+            with telemetry.span("hold", function=version.function, version=version.number, reason=reason):
+                if version.candidates:
+                    # The table still shows instances, the nodes say otherwise: one of them is out of date.
+                    await self._routes.change(min(trip.pause_s, left_s))
+                    trip.pause_s = min(trip.pause_s * 2, MAX_PAUSE_S)
+                    trip.excluded.clear()
+                else:
+                    metrics.CACHE_MISSES.labels(version.function).inc()
+                    await self._wakes.wait(version, left_s - min(MAX_MARGIN_S, left_s * MARGIN_SHARE))
+                    waited_s = self._clock.monotonic() - began
+                    self._admission = admission.learn(self._admission, waited_s, self._admission_settings)
+        finally:
+            self._held -= 1
+            metrics.HELD.set(self._held)
+            trip.held_s += self._clock.monotonic() - began
+
+    async def wake(self, function: str, timeout_s: float) -> None:
+        """Returns when the function's active version has a ready instance. Raises as a held request does."""
+        deadline = self._clock.monotonic() + timeout_s
+        version = self._routes.loaded_table().version(function, "")
+        trip = _Trip(version, "", self._clock.monotonic(), deadline)
+        while not (version := self._current(trip)).candidates:
+            left_s = deadline - self._clock.monotonic()
+            decision, self._admission = admission.decide(
+                admission.Snapshot(left_s, False, self._held), self._admission, self._admission_settings, left_s
+            )
+            self._refuse(trip, decision)
+            await self._hold(trip, version, decision.reason)
+
+    def _turned_away(self, trip: _Trip, node_id: str, error: NotExecuted) -> None:
+        """Takes note of a node that did not execute the request; raises after too many of them."""
+        metrics.REROUTED.labels(error.reason).inc()
+        trip.refusal = error
+        trip.excluded.add(node_id)
+        if trip.attempts >= MAX_ATTEMPTS:
+            raise Unavailable(
+                error.reason,
+                f"no node has executed the request for function '{trip.version.function}' in {trip.attempts} "
+                f"attempts; the last, {node_id}: {error.message}",
+                retry_after_s=RETRY_AFTER_S,
+                function=trip.version.function,
+                node=node_id,
+            )
+
+    def _explained(self, error: RouseError, trip: _Trip, node_id: str) -> RouseError:
+        """The node's error with the names of function and node."""
+        error.metadata.setdefault("function", trip.version.function)
+        error.metadata.setdefault("node", node_id)
+        if isinstance(error, DeadlineExceeded) and error.message == LOCAL_DEADLINE:
+            waited_s = self._clock.monotonic() - trip.started
+            explained = DeadlineExceeded(
+                error.reason,
+                f"function '{trip.version.function}' did not answer on node {node_id} before the deadline, "
+                f"after {waited_s:.3g} s",
+            )
+            explained.metadata = error.metadata
+            return explained
+        return error
+
+    def _answer(self, trip: _Trip, node_id: str, answer: bytes) -> Answer:
+        try:
+            rest, outputs = wire.split(answer, node.InferResponse.OUTPUTS_FIELD_NUMBER)
+            response = node.InferResponse.FromString(bytes(rest))
+            tensors = wire.parse_batch(outputs[-1]) if outputs else []
+        except DecodeError as error:
+            raise Internal(
+                "BAD_ANSWER",
+                f"node {node_id} answered the request for function '{trip.version.function}' with what is no "
+                f"NodeService.InferResponse: {error}",
+                function=trip.version.function,
+                node=node_id,
+            ) from None
+        timings = response.timings
+        timings.held_ms = trip.held_s * 1000
+        timings.total_ms = (self._clock.monotonic() - trip.started) * 1000
+        return Answer(trip.version, tensors, timings, trip.request_id, node_id, response.device)

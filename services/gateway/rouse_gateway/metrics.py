@@ -1,0 +1,34 @@
+"""Metrics of the gateway; the words are those of ModelMesh where it has one."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from rouse_common.metrics import LATENCY_BUCKETS_S
+
+UNKNOWN = "(unknown)"
+
+REQUESTS = Counter("rouse_requests_total", "Inference requests answered, by status code.", ["function", "code"])
+LATENCY = Histogram(
+    "rouse_request_latency_seconds", "Time to answer an inference.", ["function"], buckets=LATENCY_BUCKETS_S
+)
+CACHE_MISSES = Counter("rouse_cache_miss_total", "Requests that found no ready instance.", ["function"])
+COLD_STARTS = Histogram(
+    "rouse_cold_start_seconds",
+    "Time from waking a function until it is ready.",
+    ["function"],
+    buckets=LATENCY_BUCKETS_S,
+)
+HELD = Gauge("rouse_held_requests", "Requests held until their function is ready.")
+REROUTED = Counter("rouse_rerouted_requests_total", "Requests that a node turned away unexecuted.", ["reason"])
+TABLE_GENERATION = Gauge("rouse_routing_table_generation", "Generation of the routing table in use.")
+TABLE_FUNCTIONS = Gauge("rouse_routing_table_functions", "Functions in the routing table in use.")
+
+_BY_FUNCTION = (LATENCY, CACHE_MISSES, COLD_STARTS)
+
+
+def forget(function: str) -> None:
+    """Drops what is kept for a function that is gone, so that memory does not grow with every deployment."""
+    for metric in _BY_FUNCTION:
+        metric.remove_by_labels({"function": function})
+    REQUESTS.remove_by_labels({"function": function})

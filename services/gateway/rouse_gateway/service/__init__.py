@@ -1,0 +1,1 @@
+"""The RPC handlers of the gateway's two services."""

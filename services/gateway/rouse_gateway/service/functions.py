@@ -1,0 +1,226 @@
+"""rouse.functions.v1.FunctionService: deploying, calling and watching functions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rouse_common.errors import InvalidArgument, RouseError
+from rouse_common.rpc import Channels, remaining_s
+from rouse_common.telemetry import current_trace_id
+from rouse_contracts import functions
+from rouse_gateway import deploy, wire
+from rouse_gateway.adapters import health
+from rouse_gateway.adapters.control import ClusterManager, Repository
+from rouse_gateway.adapters.logs import Filter, Logs
+from rouse_gateway.adapters.traces import Traces
+from rouse_gateway.dispatch import Answer, Call, Dispatcher
+from rouse_gateway.feed import RoutingFeed
+from rouse_gateway.service import convert
+from rouse_gateway.service.raw import register_raw
+from rouse_gateway.state import Routes, Table
+
+LOG = logging.getLogger(__name__)
+
+# For an upload without a deadline: blobs are up to many GiB.
+UPLOAD_TIMEOUT_S = 3600.0
+# Inspecting an artefact reads its files; a function may have to end what executes before it is deleted.
+MANAGE_TIMEOUT_S = 120.0
+STATUS_TIMEOUT_S = 2.0
+
+INPUTS = functions.InferRequest.INPUTS_FIELD_NUMBER
+OUTPUTS = functions.InferResponse.OUTPUTS_FIELD_NUMBER
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Who the service works with.
+
+    Args:
+        services: address by name of the services shown in the status.
+        stopping: set when the gateway stops; streams end then.
+    """
+
+    cluster: ClusterManager
+    repository: Repository
+    channels: Channels
+    logs: Logs
+    traces: Traces
+    services: Mapping[str, str]
+    stopping: asyncio.Event
+
+
+class FunctionService(functions.FunctionServiceServicer):
+    """Handlers of the contract.
+
+    Args:
+        default_timeout_s: time for a request that sets no deadline.
+        mesh_version: shown in the status.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        feed: RoutingFeed,
+        dispatcher: Dispatcher,
+        neighbours: Neighbours,
+        default_timeout_s: float,
+        mesh_version: str,
+    ) -> None:
+        self._routes = routes
+        self._feed = feed
+        self._dispatcher = dispatcher
+        self._near = neighbours
+        self._default_timeout_s = default_timeout_s
+        self._mesh_version = mesh_version
+
+    # ---- Functions ------------------------------------------------------------------------------------
+
+    async def FindMissingBlobs(
+        self, request: functions.FindMissingBlobsRequest, context: grpc.aio.ServicerContext
+    ) -> functions.FindMissingBlobsResponse:
+        missing = await self._near.repository.find_missing(request.digests, remaining_s(context, MANAGE_TIMEOUT_S))
+        return functions.FindMissingBlobsResponse(missing_digests=missing)
+
+    async def UploadBlob(
+        self, parts: AsyncIterator[functions.UploadBlobRequest], context: grpc.aio.ServicerContext
+    ) -> functions.UploadBlobResponse:
+        received = await self._near.repository.put_blob(parts, remaining_s(context, UPLOAD_TIMEOUT_S))
+        return functions.UploadBlobResponse(received_bytes=received)
+
+    async def DeployFunction(
+        self, request: functions.DeployFunctionRequest, context: grpc.aio.ServicerContext
+    ) -> functions.DeployFunctionResponse:
+        deploy.check_spec(request.spec)
+        deploy.check_files(request.spec.name, len(request.files))
+        artefact = await self._near.repository.commit(request.files, remaining_s(context, MANAGE_TIMEOUT_S))
+        spec = deploy.merge(request.spec, artefact)
+        version = await self._near.cluster.create_version(spec, artefact.digest, remaining_s(context, MANAGE_TIMEOUT_S))
+        name, number = spec.name, str(version.version)
+
+        def known(table: Table) -> bool:
+            route = table.functions.get(name)
+            return route is not None and number in route.versions
+
+        # Whoever calls the function next, through this gateway, finds it.
+        await self._feed.until(
+            known,
+            f"the gateway knows version {number} of function '{name}', which is deployed",
+            remaining_s(context, MANAGE_TIMEOUT_S),
+        )
+        LOG.info("deployed function=%s version=%s artefact=%s", name, number, artefact.digest[:12])
+        return functions.DeployFunctionResponse(version=version)
+
+    async def WakeFunction(
+        self, request: functions.WakeFunctionRequest, context: grpc.aio.ServicerContext
+    ) -> functions.WakeFunctionResponse:
+        await self._dispatcher.wake(request.name, remaining_s(context, self._default_timeout_s))
+        return functions.WakeFunctionResponse(function=convert.route_summary(self._routes.table.route(request.name)))
+
+    async def DeleteFunction(
+        self, request: functions.DeleteFunctionRequest, context: grpc.aio.ServicerContext
+    ) -> functions.DeleteFunctionResponse:
+        name = request.name
+        await self._near.cluster.delete_function(name, remaining_s(context, MANAGE_TIMEOUT_S))
+        await self._feed.until(
+            lambda table: name not in table.functions,
+            f"the gateway forgets function '{name}', which is deleted",
+            remaining_s(context, MANAGE_TIMEOUT_S),
+        )
+        LOG.info("deleted function=%s", name)
+        return functions.DeleteFunctionResponse()
+
+    async def GetFunction(
+        self, request: functions.GetFunctionRequest, context: grpc.aio.ServicerContext
+    ) -> functions.GetFunctionResponse:
+        answer = await self._near.cluster.get_function(request.name, remaining_s(context, self._default_timeout_s))
+        return convert.function_details(answer)
+
+    async def ListFunctions(
+        self, request: functions.ListFunctionsRequest, context: grpc.aio.ServicerContext
+    ) -> functions.ListFunctionsResponse:
+        found = list(await self._near.cluster.list_functions(remaining_s(context, self._default_timeout_s)))
+        found.sort(key=lambda summary: summary.name)
+        return functions.ListFunctionsResponse(functions=found)
+
+    # ---- Calls ----------------------------------------------------------------------------------------
+
+    async def Infer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """One inference, serialised request to serialised response."""
+        try:
+            head, tensors = wire.split(data, INPUTS)
+            request = functions.InferRequest.FromString(bytes(head))
+            inputs = [wire.parse_tensor(tensor) for tensor in tensors]
+        except DecodeError as error:
+            raise InvalidArgument(
+                "MALFORMED_REQUEST",
+                f"the request is no rouse.functions.v1.InferRequest: {error}; is the client's contract ours?",
+            ) from None
+        timeout_s = remaining_s(context, self._default_timeout_s)
+        answer = await self._dispatcher.infer(
+            Call(request.function, request.version, inputs, request.output_names, timeout_s)
+        )
+        return _infer_response(answer, request.request_id)
+
+    # ---- Seeing what happens --------------------------------------------------------------------------
+
+    async def ReadLogs(
+        self, request: functions.ReadLogsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[functions.ReadLogsResponse]:
+        wanted = Filter(request.function, request.service, request.trace_id)
+        async for lines in self._near.logs.read(wanted, request.tail, request.follow, self._near.stopping):
+            yield functions.ReadLogsResponse(lines=lines)
+
+    async def GetTrace(
+        self, request: functions.GetTraceRequest, context: grpc.aio.ServicerContext
+    ) -> functions.GetTraceResponse:
+        spans = await self._near.traces.read(request.trace_id, remaining_s(context, self._default_timeout_s))
+        return functions.GetTraceResponse(spans=spans)
+
+    async def GetStatus(
+        self, request: functions.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> functions.GetStatusResponse:
+        """What can be said without cluster-manager is said without it; its own state tells that it is away."""
+        timeout_s = min(STATUS_TIMEOUT_S, remaining_s(context, STATUS_TIMEOUT_S))
+        states, nodes = await asyncio.gather(
+            health.check_all(self._near.channels, self._near.services), self._nodes(timeout_s)
+        )
+        return functions.GetStatusResponse(
+            mesh_version=self._mesh_version,
+            services=[
+                functions.ServiceSummary(name=name, address=self._near.services[name], state=state)
+                for name, state in states.items()
+            ],
+            nodes=nodes,
+            functions=len(self._routes.table.functions),
+        )
+
+    async def _nodes(self, timeout_s: float) -> list[functions.NodeSummary]:
+        try:
+            found = await self._near.cluster.list_nodes(timeout_s)
+        except RouseError as error:
+            LOG.warning("the status goes without nodes: %s", error)
+            return []
+        instances = self._routes.table.instances
+        return [convert.node_summary(node, instances.get(node.node_id, 0)) for node in found]
+
+
+def _infer_response(answer: Answer, request_id: str) -> bytes:
+    head = functions.InferResponse(
+        request_id=request_id or answer.request_id,
+        function=answer.version.function,
+        version=answer.version.number,
+        timings=answer.timings,
+        trace_id=current_trace_id(),
+        node_id=answer.node_id,
+        device=answer.device,
+    ).SerializeToString()
+    return b"".join([head, *wire.tensor_parts(answer.outputs, OUTPUTS)])
+
+
+register = register_raw(functions.add_FunctionServiceServicer_to_server, {"Infer"})

@@ -1,0 +1,38 @@
+"""Registering handlers that take and give serialised messages, beside generated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import grpc
+
+
+def register_raw(
+    register: Callable[[Any, Any], None], methods: Collection[str]
+) -> Callable[[Any, grpc.aio.Server], None]:
+    """A generated `add_…_to_server` whose unary `methods` get and return bytes instead of messages."""
+
+    def add(servicer: Any, server: grpc.aio.Server) -> None:
+        register(servicer, _Registrar(server, methods))
+
+    return add
+
+
+class _Registrar:
+    """Stands in for the server while generated code registers, and hands the handlers on."""
+
+    def __init__(self, server: grpc.aio.Server, methods: Collection[str]) -> None:
+        self._server = server
+        self._methods = methods
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """What the generated code gives here it gives to add_registered_method_handlers as well."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        changed = {
+            name: grpc.unary_unary_rpc_method_handler(handler.unary_unary) if name in self._methods else handler
+            for name, handler in handlers.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, changed),))
+        self._server.add_registered_method_handlers(service, changed)

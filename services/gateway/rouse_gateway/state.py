@@ -1,0 +1,196 @@
+"""The routing table as this gateway uses it: indexed, replaced as a whole, watched by who waits for a change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rouse_common.errors import InvalidArgument, NotFound, Unavailable
+from rouse_contracts.cluster import FunctionRoute, RoutingTable
+from rouse_contracts.functions import FunctionState, FunctionVersion
+from rouse_gateway import metrics
+from rouse_policy.routing import Candidate
+
+LOG = logging.getLogger(__name__)
+
+DEFAULT_QUEUE_CAPACITY = 256
+NOT_READY_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a function, with what checking and routing a request needs.
+
+    Args:
+        function, version_id: whose and which.
+        number: 1, 2, 3, … as clients write it.
+        inputs: datatype and shape of each input by name.
+        outputs: names of the outputs.
+        queue_capacity: waiting requests that a node holds at most.
+        active: whether requests without a version mean this one.
+        candidates: nodes with a READY instance.
+        contract: the version as cluster-manager describes it.
+    """
+
+    function: str
+    version_id: str
+    number: str
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    outputs: tuple[str, ...]
+    queue_capacity: int
+    active: bool
+    candidates: tuple[Candidate, ...]
+    contract: FunctionVersion
+
+
+@dataclass(frozen=True)
+class Route:
+    """A function of the table: its state with the reason, and its versions by number ("" is the active one)."""
+
+    name: str
+    state: int
+    reason: str
+    versions: Mapping[str, Version]
+    ready_instances: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """A routing table, indexed."""
+
+    generation: int = 0
+    functions: Mapping[str, Route] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    instances: Mapping[str, int] = field(default_factory=dict)
+
+    def route(self, name: str) -> Route:
+        """Raises NotFound in the words that clients of the inference protocol expect."""
+        route = self.functions.get(name)
+        if route is None:
+            raise NotFound("FUNCTION_NOT_FOUND", f"Request for unknown model: '{name}' is not found", function=name)
+        return route
+
+    def version(self, name: str, number: str) -> Version:
+        """The version that a request means; "" is the active one. Raises NotFound, InvalidArgument."""
+        route = self.route(name)
+        version = route.versions.get(number)
+        if version is not None:
+            return version
+        if not (number.isascii() and number.isdigit()):
+            raise InvalidArgument(
+                "BAD_VERSION", f"version '{number[:40]}' of function '{name}': versions are digits, as 1", function=name
+            )
+        known = ", ".join(key for key in route.versions if key)
+        raise NotFound(
+            "VERSION_NOT_FOUND",
+            f"Request for unknown model: '{name}' version {number[:40]} is not found; there is {known}",
+            function=name,
+            version=number[:40],
+        )
+
+
+def index(table: RoutingTable) -> Table:
+    """A routing table as it came, indexed. Takes milliseconds for hundreds of functions: not for the event loop."""
+    waiting = {node.node_id: node.queued_requests for node in table.nodes}
+    residency: dict[tuple[str, str], str] = {}
+    for node in table.nodes:
+        for row in node.residency:
+            # On a device beats beside it: a version may stand on several tiers of one node.
+            key = (row.version_id, node.node_id)
+            if key not in residency or row.device:
+                residency[key] = row.state
+    instances: dict[str, int] = {}
+    for route in table.functions:
+        for instance in route.instances:
+            instances[instance.node_id] = instances.get(instance.node_id, 0) + 1
+    return Table(
+        generation=table.generation,
+        functions={route.name: _index_route(route, waiting, residency) for route in table.functions},
+        addresses={node.node_id: node.router_address for node in table.nodes},
+        instances=instances,
+    )
+
+
+def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Mapping[tuple[str, str], str]) -> Route:
+    nodes: dict[str, list[str]] = {}
+    for instance in route.instances:
+        if instance.node_id in waiting:
+            found = nodes.setdefault(instance.version_id, [])
+            if instance.node_id not in found:
+                found.append(instance.node_id)
+    versions: dict[str, Version] = {}
+    for contract in route.versions:
+        version = Version(
+            function=route.name,
+            version_id=contract.version_id,
+            number=str(contract.version),
+            inputs={t.name: (t.datatype, tuple(t.shape)) for t in contract.spec.signature.inputs},
+            outputs=tuple(t.name for t in contract.spec.signature.outputs),
+            queue_capacity=contract.spec.queue_capacity or DEFAULT_QUEUE_CAPACITY,
+            active=contract.version_id == route.active_version_id,
+            candidates=tuple(
+                # Without weights there is nothing to swap: every node is as good as a device.
+                Candidate(
+                    node,
+                    residency.get((contract.version_id, node), "") if contract.weights_bytes else "DEVICE",
+                    waiting[node],
+                )
+                for node in sorted(nodes.get(contract.version_id, ()))
+            ),
+            contract=contract,
+        )
+        versions[version.number] = version
+        if version.active:
+            versions[""] = version
+    return Route(route.name, route.state, route.reason, versions, len(route.instances))
+
+
+class Routes:
+    """The table in use. A higher generation replaces it; waiters are woken by every replacement."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.loaded = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def loaded_table(self) -> Table:
+        """The table in use. Raises Unavailable NOT_READY before the first one."""
+        if not self.loaded.is_set():
+            raise Unavailable(
+                "NOT_READY",
+                "the gateway has no routing table yet; it waits for cluster-manager",
+                retry_after_s=NOT_READY_RETRY_S,
+            )
+        return self.table
+
+    def apply(self, table: Table, *, restored: bool = False) -> bool:
+        """Takes a table with a higher generation into use and says whether it did; with `restored`, one with
+        any generation. The same generation fetched again may carry newer loads and is taken, too."""
+        if not restored and table.generation < self.table.generation and self.loaded.is_set():
+            return False
+        before, self.table = self.table, table
+        metrics.TABLE_GENERATION.set(table.generation)
+        metrics.TABLE_FUNCTIONS.set(len(table.functions))
+        for gone in before.functions.keys() - table.functions.keys():
+            metrics.forget(gone)
+        if not self.loaded.is_set():
+            LOG.info("routing table loaded generation=%d functions=%d", table.generation, len(table.functions))
+            self.loaded.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        return True
+
+    async def change(self, timeout_s: float) -> None:
+        """Returns at the next replacement of the table, or after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+def state_name(state: int) -> str:
+    """As "WAKING"."""
+    return FunctionState.Name(state).removeprefix("FUNCTION_STATE_")
