@@ -9,11 +9,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rouse_embedded.stores import Nats, Postgres, Redis
 from rouse_testkit.clock import ManualClock
+
+if TYPE_CHECKING:
+    from rouse_testkit.mesh import Mesh
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +72,31 @@ def redis_url(redis_server: Redis) -> str:
 def manual_clock() -> ManualClock:
     """A clock that stands still until the test advances it."""
     return ManualClock()
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """A whole mesh, shared by the tests of a module: one node with the device gpu0 of 256 MiB."""
+    yield from _running(tmp_path_factory.mktemp("mesh"))
+
+
+@pytest.fixture
+def own_mesh(tmp_path: Path) -> Iterator[Mesh]:
+    """A whole mesh of the test's own, which it may stop and start."""
+    yield from _running(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def tiny_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """A whole mesh whose only device is too small for what the tests deploy together."""
+    yield from _running(tmp_path_factory.mktemp("mesh"), devices=("host:gpu0=24MiB",))
+
+
+def _running(folder: Path, **options: Any) -> Iterator[Mesh]:
+    # Imported where it is wanted: it brings the SDK and every contract, which most tests do without.
+    from rouse_testkit.mesh import Mesh
+
+    mesh = Mesh(folder, **options)
+    mesh.start()
+    yield mesh
+    mesh.stop()

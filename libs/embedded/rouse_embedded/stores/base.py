@@ -20,6 +20,8 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.01
 LOG_TAIL_BYTES = 4096
+PORTS = range(16_000, 32_000)
+PORT_ATTEMPTS = 1000
 
 
 class StoreError(RuntimeError):
@@ -27,11 +29,20 @@ class StoreError(RuntimeError):
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that nothing listens on now.
+
+    It lies below the range that the kernel takes outgoing connections' ports from: otherwise a client's
+    connection could hold the port of a server that is being started again.
+    """
+    for _ in range(PORT_ATTEMPTS):
+        port = secrets.randbelow(PORTS.stop - PORTS.start) + PORTS.start
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise StoreError(f"found no free port on {HOST} between {PORTS.start} and {PORTS.stop - 1}")
 
 
 def launched(program: list[str], stop_signal: signal.Signals, user: int = -1) -> list[str]:
