@@ -22,7 +22,7 @@ def has_dtype(value: Any) -> bool:
 def encode(name: str, value: Any, spec: TensorSpec | None) -> Tensor:
     """An array, torch tensor, list or scalar as a tensor.
 
-    What has a dtype keeps it; anything else takes the datatype of `spec`. Raises InvalidArgument BAD_INPUT.
+    What has a dtype keeps it; anything else takes the datatype of `spec`. Raises InvalidArgument BAD_TENSOR.
     """
     try:
         if not has_dtype(value):
@@ -37,7 +37,7 @@ def encode(name: str, value: Any, spec: TensorSpec | None) -> Tensor:
         return to_tensor(name, array)
     except (TensorError, ValueError, TypeError, OverflowError) as error:
         raise InvalidArgument(
-            f"input '{name}' cannot be sent: {error}", reason="BAD_INPUT", metadata={"tensor": name}
+            f"input '{name}' cannot be sent: {error}", reason="BAD_TENSOR", metadata={"tensor": name}
         ) from None
 
 

@@ -1,0 +1,137 @@
+"""rouse functions | describe | delete."""
+
+from __future__ import annotations
+
+import click
+from rich.markup import escape
+
+import rouse
+from rouse.cli import text
+from rouse.cli.state import State, common, pass_state
+
+DELETE_TIMEOUT_S = 120.0
+
+
+@click.command()
+@common
+@pass_state
+def functions(state: State) -> None:
+    """All functions and their states."""
+    with state.client() as client:
+        found = client.functions()
+    if state.json:
+        state.emit({"functions": found})
+        return
+    if not found:
+        state.out.print("no functions yet; deploy one with `rouse deploy FOLDER`")
+        return
+    table = text.table("function", "state", ">version", ">weights", ">instances", "takes", "reason")
+    for function in found:
+        version = function.version
+        table.add_row(
+            escape(function.name),
+            text.state(function.state),
+            str(version.version) if version else "",
+            text.size(version.weights_bytes) if version else "",
+            str(function.ready_instances),
+            "\n".join(text.tensor(spec) for spec in version.inputs) if version else "",
+            escape(function.reason),
+        )
+    state.out.print(table)
+
+
+@click.command()
+@click.argument("name")
+@common
+@pass_state
+def describe(state: State, name: str) -> None:
+    """Everything about one function: versions, instances, where its weights are and why, usage, events."""
+    with state.client() as client:
+        found = client.describe(name)
+    if state.json:
+        state.emit(found)
+        return
+    function, version = found.function, found.function.version
+    state.out.print(f"[bold]{escape(function.name)}[/bold] {text.state(function.state)} {escape(function.reason)}")
+    if version is not None:
+        _version(state, version)
+    usage = found.usage
+    mean = f", {text.milliseconds(usage.swap_ms / usage.swap_ins)} each" if usage.swap_ins else ""
+    state.out.print(
+        f"usage     {usage.requests} requests, {usage.failures} failed; devices worked "
+        f"{text.milliseconds(usage.device_ms)}; {usage.swap_ins} swap-ins{mean}"
+    )
+    _tables(state, found)
+
+
+def _version(state: State, version: rouse.Version) -> None:
+    if version.description:
+        state.out.print(escape(version.description))
+    state.out.print(f"takes     {', '.join(text.tensor(spec) for spec in version.inputs)}")
+    state.out.print(f"gives     {', '.join(text.tensor(spec) for spec in version.outputs)}")
+    scaling, resources = version.scaling, version.resources
+    state.out.print(
+        f"scaling   {scaling.min_instances} to {scaling.max_instances} instances, sleeps after "
+        f"{scaling.idle_timeout_s:g} s; working memory {text.size(resources.working_memory_bytes)}; "
+        f"queue of {version.queue_capacity}"
+    )
+    if version.objective is not None:
+        state.out.print(
+            f"objective {version.objective.percentile:.2%} of requests within {version.objective.latency_ms} ms"
+        )
+    if version.options:
+        state.out.print("options   " + escape(", ".join(f"{key}={value}" for key, value in version.options.items())))
+
+
+def _tables(state: State, found: rouse.Description) -> None:
+    numbers = {version.version_id: str(version.version) for version in found.versions}
+    versions = text.table("version", "format", ">weights", ">artefact", "deployed", "digest", title="versions")
+    for version in found.versions:
+        versions.add_row(
+            str(version.version),
+            version.format,
+            text.size(version.weights_bytes),
+            text.size(version.artefact_bytes),
+            text.ago(version.created_at),
+            version.artefact_digest[:12],
+        )
+    state.out.print(versions)
+    if found.instances:
+        instances = text.table("instance", "version", "node", "state", "since", "reason", title="instances")
+        for i in found.instances:
+            number = numbers.get(i.version_id, i.version_id)
+            instances.add_row(i.instance_id, number, i.node, text.state(i.state), text.ago(i.since), escape(i.reason))
+        state.out.print(instances)
+    if found.residency:
+        residency = text.table("version", "node", "on", "state", ">size", ">swap-ins", "why", title="residency")
+        for r in found.residency:
+            residency.add_row(
+                numbers.get(r.version_id, r.version_id),
+                r.node,
+                r.device or "[dim]-[/dim]",
+                text.state(r.state),
+                text.size(r.size_bytes),
+                str(r.swap_ins),
+                escape(r.reason),
+            )
+        state.out.print(residency)
+    if found.events:
+        events = text.table("when", "event", "subject", "message", title="events")
+        for event in found.events:
+            events.add_row(text.ago(event.at), event.kind, escape(event.subject), escape(event.message))
+        state.out.print(events)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=DELETE_TIMEOUT_S, metavar="SECONDS")
+@common
+@pass_state
+def delete(state: State, name: str, timeout: float) -> None:
+    """Delete a function with all its versions, and wait until every byte is given back."""
+    with state.client(timeout) as client:
+        client.delete(name)
+    if state.json:
+        state.emit({"deleted": name})
+        return
+    state.out.print(f"[bold green]✓[/bold green] [bold]{escape(name)}[/bold] is deleted")
