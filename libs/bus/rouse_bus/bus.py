@@ -18,7 +18,7 @@ from prometheus_client import Counter, Gauge
 from rouse_bus.failures import api_error, bus_down, translated
 from rouse_bus.link import Link, shown
 from rouse_common import telemetry
-from rouse_common.errors import RouseError, Unavailable
+from rouse_common.errors import NotFound, RouseError, Unavailable
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        return self._link is not None
+        return self._up.is_set()
 
     @property
     def max_payload(self) -> int:
@@ -170,15 +170,17 @@ class Bus:
             await link.close()
 
     async def run(
-        self, what: str, action: Callable[[Link], Coroutine[Any, Any, T]], *, timeout_s: float = API_TIMEOUT_S
-    ) -> T:
-        """Runs one exchange with NATS; for this package's own modules.
+        self, what: str, action: Callable[[Link], Coroutine[Any, Any, T]], *, timeout_s: float | None = None,
+        on: Link | None = None,
+    ) -> T:  # fmt: skip
+        """Runs one exchange with NATS, on the connection `on` if given; for this package's own modules.
 
         Raises Unavailable BUS_DOWN where there is no connection, it breaks meanwhile, or time runs out.
         """
         link = self._link
-        if link is None:
-            raise bus_down(what, "not connected")
+        timeout_s = API_TIMEOUT_S if timeout_s is None else timeout_s
+        if link is None or on not in (None, link):
+            raise bus_down(what, "not connected" if link is None else "the connection broke")
         task = asyncio.create_task(action(link))
         try:
             either: set[asyncio.Future[Any]] = {task, link.lost}
@@ -200,7 +202,10 @@ class Bus:
         Raises what failures.api_error makes of the answer.
         """
         payload = b"" if request is None else json.dumps(request).encode()
-        answer = await self.request(f"{API}{verb}", payload, what=verb)
+        try:
+            answer = await self.request(f"{API}{verb}", payload, what=verb)
+        except NotFound:
+            raise bus_down(verb, "its JetStream does not answer") from None
         response: dict[str, Any] = json.loads(answer)
         if "error" in response:
             raise api_error(verb, response["error"])
@@ -210,7 +215,10 @@ class Bus:
         self, subject: str, data: bytes, *, what: str, headers: dict[str, str] | None = None,
         timeout_s: float = API_TIMEOUT_S,
     ) -> bytes:  # fmt: skip
-        """Sends and returns the data of the one answer. Raises Unavailable BUS_DOWN without one."""
+        """Sends and returns the data of the one answer.
+
+        Raises Unavailable BUS_DOWN without one, NotFound NO_RESPONDERS where nobody listens.
+        """
         answer = await self.run(
             what,
             lambda link: link.client.request(subject, data, timeout=timeout_s, headers=headers),
@@ -231,15 +239,20 @@ class Bus:
                 backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
                 continue
             self._link = link
+            link.lost.add_done_callback(self._lost)
             backoff_s, warned = FIRST_BACKOFF_S, False
             welcome = asyncio.create_task(self._welcome(link), name="bus welcome")
             try:
                 await link.lost
             finally:
-                self._up.clear()
-                CONNECTED.set(0)
                 await _ended(welcome)
             self._link = None
+            await link.close()
+
+    def _lost(self, lost: asyncio.Future[None]) -> None:
+        self._up.clear()
+        CONNECTED.set(0)
+        if not lost.cancelled():
             LOG.warning("lost the connection to NATS at %s", self._server)
 
     async def _welcome(self, link: Link) -> None:

@@ -48,6 +48,8 @@ def translated(what: str) -> Iterator[None]:
         raise InvalidArgument("MESSAGE_TOO_LARGE", f"{what}: larger than the largest message NATS takes") from None
     except errors.BadSubjectError:
         raise InvalidArgument("BAD_SUBJECT", f"{what}: not a subject") from None
+    except errors.NoRespondersError:
+        raise NotFound("NO_RESPONDERS", f"{what}: nobody listens to this subject") from None
     except (errors.TimeoutError, TimeoutError):
         raise bus_down(what, "no answer in time") from None
     except (errors.Error, OSError) as error:

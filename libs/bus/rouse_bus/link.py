@@ -43,7 +43,9 @@ class Link:
         causes: list[Exception] = []
         client = Client()
 
-        async def closed() -> None:
+        def broken(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                LOG.debug("nats client stopped reading error=%r", task.exception())
             if not lost.done():
                 lost.set_result(None)
 
@@ -54,18 +56,24 @@ class Link:
         try:
             await client.connect(
                 url.split(","), name=name, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
-                connect_timeout=CONNECT_TIMEOUT_S, ping_interval=PING_INTERVAL_S, closed_cb=closed, error_cb=failed,
+                connect_timeout=CONNECT_TIMEOUT_S, ping_interval=PING_INTERVAL_S, error_cb=failed,
                 pending_size=MAX_OUTBOUND_BYTES,
             )  # fmt: skip
         except Exception as error:  # the client hands on whatever its transport raised
-            await client.close()
+            await cls(client, lost).close()
             cause = causes[0] if causes and isinstance(error, errors.NoServersError) else error
             raise bus_down(f"connecting to {shown(url)}", cause) from error
         except BaseException:
-            await client.close()
+            await cls(client, lost).close()
             raise
+        # The client's own notice of a loss does not come where hanging up fails; the end of its reading does.
+        assert client._reading_task is not None
+        client._reading_task.add_done_callback(broken)
         return cls(client, lost)
 
     async def close(self) -> None:
-        """Sends what waits to be sent and hangs up."""
-        await self.client.close()
+        """Sends what waits to be sent and hangs up; on a broken connection, only the latter."""
+        try:
+            await self.client.close()
+        except (OSError, errors.Error) as error:
+            LOG.debug("nats client closed badly error=%r", error)
