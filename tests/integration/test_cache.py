@@ -172,6 +172,22 @@ async def test_an_outage_loses_nothing_and_is_logged_once(
         server.stop()
 
 
+async def test_a_flush_that_is_cancelled_stops_and_loses_nothing(connect: Connect, manual_clock: ManualClock) -> None:
+    windows = connect()
+    for moment in range(40):
+        windows.count_arrival("f")
+        flushing = asyncio.create_task(windows.flush())
+        for _ in range(moment):
+            # One turn of the event loop, so that the cancellation comes at another step each time.
+            await asyncio.sleep(0)
+        if flushing.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await flushing
+    await windows.flush()
+    manual_clock.advance(1)
+    assert (await windows.activity(5))["f"].arrivals == 40
+
+
 async def test_counts_are_bounded_while_redis_is_away(
     manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

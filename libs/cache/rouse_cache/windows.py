@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from rouse_cache.pending import Pending
+from rouse_cache.pending import Pending, Taken
 from rouse_common.clock import Clock, SystemClock
 from rouse_common.errors import Unavailable
 
@@ -135,8 +136,10 @@ class Windows:
         if lost:
             LOG.warning("activity was lost while redis was away: entries=%d", lost)
         taken = self._pending.take()
-        if not taken.seconds:
-            return
+        if taken.seconds:
+            await self._finish(self._write(taken, now))
+
+    async def _write(self, taken: Taken, now: float) -> None:
         pipeline = self._redis.pipeline(transaction=True)
         for second, functions in taken.seconds.items():
             key = window_key(second)
@@ -152,13 +155,11 @@ class Windows:
         if taken.last_arrivals:
             pipeline.zadd(LAST_ARRIVAL_KEY, taken.last_arrivals, gt=True)
             pipeline.zremrangebyscore(LAST_ARRIVAL_KEY, "-inf", now - LAST_ARRIVAL_RETENTION_S)
-        written = False
         try:
             await self._talk(pipeline.execute())
-            written = True
-        finally:
-            if not written:
-                self._pending.give_back(taken)
+        except Unavailable:
+            self._pending.give_back(taken)
+            raise
 
     async def activity(self, window_s: int) -> dict[str, Activity]:
         """Every function that did anything in the last `window_s` whole seconds, the present one left out.
@@ -172,7 +173,7 @@ class Windows:
         for back in range(1, window_s + 1):
             pipeline.hgetall(window_key(second - back))
         totals: dict[str, dict[str, int]] = {}
-        for fields in await self._talk(pipeline.execute()):
+        for fields in await self._finish(self._talk(pipeline.execute())):
             for field, count in fields.items():
                 kind, _, function = field.partition(":")
                 of = totals.setdefault(function, {ARRIVALS: 0, COMPLETIONS: 0, DEVICE_US: 0})
@@ -184,7 +185,8 @@ class Windows:
 
     async def last_arrivals(self) -> dict[str, float]:
         """When each function was last called, seconds since 1970. Raises Unavailable CACHE_UNAVAILABLE."""
-        return dict(await self._talk(self._redis.zrange(LAST_ARRIVAL_KEY, 0, -1, withscores=True)))
+        command = self._redis.zrange(LAST_ARRIVAL_KEY, 0, -1, withscores=True)
+        return dict(await self._finish(self._talk(command)))
 
     async def forget(self, function: str) -> None:
         """Deletes all that is kept of a function. Raises Unavailable CACHE_UNAVAILABLE."""
@@ -196,11 +198,23 @@ class Windows:
         for back in range(-1, RETENTION_S + 1):
             pipeline.hdel(window_key(second - back), *fields)
         pipeline.zrem(LAST_ARRIVAL_KEY, function)
-        await self._talk(pipeline.execute())
+        await self._finish(self._talk(pipeline.execute()))
 
     async def close(self) -> None:
         """Closes the connections; what is not flushed is lost."""
         await self._redis.aclose()
+
+    async def _finish(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Does the work to its end, which TIMEOUT_S bounds, even where the caller is cancelled meanwhile.
+
+        redis-py can lose a cancellation, and then its caller would go on as if nobody had asked it to stop.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            raise
 
     async def _talk(self, command: Any) -> Any:
         try:
