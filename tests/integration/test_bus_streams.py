@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rouse_bus import Bus
-from rouse_bus.streams import Consumer, Retention, Streams, StreamSettings
+from rouse_bus.consumers import Consumer
+from rouse_bus.streams import Retention, Streams, StreamSettings
 from rouse_common.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from rouse_embedded.stores import Nats
 

@@ -84,11 +84,13 @@ class Bus:
         self._url, self._name, self._server = url, name, shown(url)
         self._link: Link | None = None
         self._up = asyncio.Event()
+        self._down = asyncio.Event()
         self._subscriptions: list[Subscription] = []
         self._deliveries: dict[Subscription, asyncio.Task[None]] = {}
         self._wired: dict[Subscription, WiredSubscription] = {}
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._keeper: asyncio.Task[None] | None = None
+        self._down.set()
 
     @classmethod
     async def connect(cls, url: str, name: str) -> Bus:
@@ -111,6 +113,10 @@ class Bus:
     async def wait_connected(self) -> None:
         """Waits until there is a connection."""
         await self._up.wait()
+
+    async def wait_disconnected(self) -> None:
+        """Waits until the connection is lost."""
+        await self._down.wait()
 
     @property
     def connected(self) -> bool:
@@ -251,6 +257,7 @@ class Bus:
 
     def _lost(self, lost: asyncio.Future[None]) -> None:
         self._up.clear()
+        self._down.set()
         CONNECTED.set(0)
         if not lost.cancelled():
             LOG.warning("lost the connection to NATS at %s", self._server)
@@ -264,6 +271,7 @@ class Bus:
             await link.close()
             return
         CONNECTED.set(1)
+        self._down.clear()
         self._up.set()
         LOG.info("connected to NATS at %s", self._server)
         for callback in list(self._callbacks):

@@ -1,11 +1,11 @@
-"""JetStream streams: make and delete them, publish with acknowledgement, read, and take messages out."""
+"""JetStream streams: make and delete them, publish with acknowledgement, read."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -14,7 +14,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from rouse_bus.bus import API, Bus
-from rouse_bus.failures import api_error, bus_down
+from rouse_bus.failures import api_error
 from rouse_bus.inbox import DESCRIPTION, STATUS, Inbox
 from rouse_common import telemetry
 from rouse_common.errors import AlreadyExists, Internal, NotFound
@@ -249,118 +249,3 @@ def acknowledged(what: str, answer: bytes) -> int:
     if "error" in response:
         raise api_error(what, response["error"])
     return int(response["seq"])
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A message handed out by a Consumer; it stays in the stream until it is acknowledged."""
-
-    data: bytes
-    sequence: int
-    headers: Mapping[str, str]
-    reply: str
-
-
-class Consumer:
-    """Takes the messages of one subject out of a work-queue stream, oldest first.
-
-    `open` begins with the first message that was not acknowledged, whoever took it before, and shuts
-    out an earlier consumer of the same name. For one user at a time.
-    """
-
-    # Nothing is handed out again to this consumer: its successor starts over instead.
-    ACK_WAIT_S = 24 * 3600
-    MAX_UNACKNOWLEDGED = 8192
-    ANSWER_MARGIN_S = 5.0
-
-    def __init__(self, bus: Bus, stream: str, subject: str, name: str) -> None:
-        self._bus, self._stream, self._subject, self._name = bus, check_name(stream), subject, check_name(name)
-        self._inbox = Inbox(bus, f"taking from {subject}")
-        self._pulls = 0
-
-    async def open(self) -> Consumer:
-        """Raises NotFound STREAM_NOT_FOUND."""
-        try:
-            await self._bus.api(f"CONSUMER.DELETE.{self._stream}.{self._name}")
-        except NotFound as error:
-            if error.reason == "STREAM_NOT_FOUND":
-                raise
-        config = {
-            "name": self._name,
-            "filter_subject": self._subject,
-            "ack_policy": "explicit",
-            "ack_wait": self.ACK_WAIT_S * NANOS,
-            "max_ack_pending": self.MAX_UNACKNOWLEDGED,
-            "deliver_policy": "all",
-            "replay_policy": "instant",
-            "inactive_threshold": self.ACK_WAIT_S * NANOS,
-        }
-        await self._bus.api(
-            f"CONSUMER.CREATE.{self._stream}.{self._name}.{self._subject}",
-            {"stream_name": self._stream, "config": config},
-        )
-        await self._inbox.open()
-        return self
-
-    async def take(self, limit: int, wait_s: float) -> list[Taken]:
-        """Up to `limit` messages that are there; where there are none, waits up to `wait_s` for the first.
-
-        A cancelled wait loses nothing: what still comes for it is handed out by the next call.
-        """
-        taken = await self._pull(limit, 0)
-        if not taken and wait_s > 0:
-            taken = await self._pull(1, wait_s)
-            if taken and limit > 1:
-                taken += await self._pull(limit - 1, 0)
-        return taken
-
-    async def _pull(self, limit: int, wait_s: float) -> list[Taken]:
-        taken: list[Taken] = []
-        while len(taken) < limit and (message := self._inbox.waiting()) is not None:
-            self._collect(message, taken)
-        if len(taken) == limit:
-            return taken
-        self._pulls += 1
-        token = f"{self._pulls}"
-        asked: dict[str, Any] = {"batch": limit - len(taken)}
-        asked |= {"expires": int(wait_s * NANOS)} if wait_s else {"no_wait": True}
-        subject = f"{API}CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
-        await self._inbox.publish(subject, json.dumps(asked).encode(), token)
-        while len(taken) < limit:
-            message = await self._inbox.next(wait_s + self.ANSWER_MARGIN_S)
-            ended = self._collect(message, taken)
-            if ended == self._inbox.subject(token):
-                break
-        return taken
-
-    def _collect(self, message: Msg, taken: list[Taken]) -> str | None:
-        """Adds a message to `taken`; returns the request that a status line ends instead."""
-        headers = message.headers or {}
-        status = headers.get(STATUS)
-        if status is None:
-            taken.append(Taken(message.data, sequence_of(message.reply), headers, message.reply))
-            return None
-        if status == "503":
-            raise bus_down(f"taking from {self._subject}", "its consumer does not answer")
-        if status == "409" and "Consumer Deleted" in headers.get(DESCRIPTION, ""):
-            raise NotFound("CONSUMER_NOT_FOUND", f"taking from {self._subject}: its consumer is gone")
-        return message.subject if status.startswith("4") else None
-
-    async def acknowledge(self, messages: Sequence[Taken]) -> None:
-        """Takes messages out of the stream for good; returns when the stream has confirmed it."""
-        if not messages:
-            return
-        *others, last = messages
-        for message in others:
-            await self._inbox.publish(message.reply, b"+ACK")
-        await self._bus.request(last.reply, b"+ACK", what=f"taking from {self._subject}")
-
-    async def close(self) -> None:
-        await self._inbox.close()
-
-
-def sequence_of(reply: str) -> int:
-    """The stream's sequence in the reply subject of a delivered message."""
-    tokens = reply.split(".")
-    # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.…, or with domain and account before the stream.
-    return int(tokens[5] if len(tokens) == 9 else tokens[7])
