@@ -1,0 +1,1 @@
+"""Everything outside of the coordinator that it speaks with."""
