@@ -1,0 +1,197 @@
+"""Which models leave a device so that another fits (Torpor, section 5.4, and what users of its peers miss).
+
+Eviction copies nothing: the host copy always stays. What is executing, being loaded or leaving is no
+candidate at all. Among the candidates:
+
+1. Copies of a model that other devices hold as well go first: a full pool has one copy of each model.
+2. A model that requests wait for which came before the claimant is spared: its turn is earlier.
+3. A model that later requests wait for is spared until the claimant is overdue: queued requests of a
+   resident model run before it leaves (coalescing), but not for ever.
+4. A hot model, one whose requests come closer together than `min_residency_s`, is spared for that time
+   after its load, or until the claimant is overdue: two hot models do not evict each other at every request.
+5. A claimant that is itself on another device evicts only copies, until `may_evict_last` says that it
+   has waited for that device long enough.
+6. The rest goes by least recent use, and no more of it than is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that rests on the device.
+
+    Args:
+        version: its version id.
+        size_bytes, working_bytes: device memory of its weights; memory beside them while it executes.
+        loaded_at, last_used_at: seconds, on the clock of `now`.
+        gap_s: mean time between its recent requests, seconds; infinite where unknown.
+        is_copy: another device holds it as well.
+        first_ticket: ticket of the oldest request that waits for it; None where none does.
+    """
+
+    version: str
+    size_bytes: int
+    working_bytes: int
+    loaded_at: float
+    last_used_at: float
+    gap_s: float = float("inf")
+    is_copy: bool = False
+    first_ticket: int | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who needs the memory.
+
+    Args:
+        ticket: of the oldest request that needs it; tickets count up in the order of arrival.
+        size_bytes, working_bytes: as for candidates.
+        overdue: it has waited past its patience.
+        may_evict_last: it may evict the last copy of a model; False while it waits for another device.
+    """
+
+    ticket: int
+    size_bytes: int
+    working_bytes: int
+    overdue: bool = False
+    may_evict_last: bool = True
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One device and one claim.
+
+    Args:
+        capacity_bytes: the device's memory.
+        kept_bytes: weights on it that are no candidates.
+        kept_working_bytes: largest working memory among those.
+        candidates: models that rest on it.
+    """
+
+    capacity_bytes: int
+    kept_bytes: int
+    kept_working_bytes: int
+    candidates: tuple[Candidate, ...]
+    claim: Claim
+
+
+@dataclass(frozen=True)
+class State:
+    """Eviction remembers nothing."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """min_residency_s: how long a hot model stays after its load."""
+
+    min_residency_s: float = 0.25
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A model that leaves, and why it and not another."""
+
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Args:
+    fits: the claim fits once the victims are gone; without it nobody leaves.
+    victims: who leaves.
+    retry_at: when time alone lets more models leave; None where it does not.
+    reason: in words, with the numbers.
+    """
+
+    fits: bool
+    victims: tuple[Victim, ...]
+    retry_at: float | None
+    reason: str
+
+
+def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
+    """Chooses the victims for one claim on one device."""
+    free: list[Candidate] = []
+    spared: list[Candidate] = []
+    retries: list[float] = []
+    notes: list[str] = []
+    for candidate in snapshot.candidates:
+        note, until = spared_because(candidate, snapshot.claim, settings, now)
+        if note:
+            spared.append(candidate)
+            notes.append(f"{candidate.version}: {note}")
+            if until is not None:
+                retries.append(until)
+        else:
+            free.append(candidate)
+    order = sorted(free, key=lambda c: (not c.is_copy, c.last_used_at, c.version))
+    leaving = order[: _shortest_prefix(snapshot, spared, order)] if _fits(snapshot, spared) else None
+    if leaving is None:
+        reason = f"needs {_mib(snapshot.claim.size_bytes)}; " + ("; ".join(notes) or "nothing can leave")
+        return Decision(False, (), min(retries, default=None), reason), state
+    leaving = _without_needless(snapshot, spared, order, leaving)
+    victims = tuple(Victim(c.version, _why(c, snapshot.claim, now)) for c in leaving)
+    room = f"{len(victims)} of {len(snapshot.candidates)} resting models leave" if victims else "fits without evicting"
+    return Decision(True, victims, None, room), state
+
+
+def spared_because(
+    candidate: Candidate, claim: Claim, settings: Settings, now: float
+) -> tuple[str | None, float | None]:
+    """Why a candidate may not leave for a claim now, and until when at most where time alone changes it."""
+    if candidate.first_ticket is not None and candidate.first_ticket < claim.ticket:
+        return f"request {candidate.first_ticket} waits for it and came earlier", None
+    if candidate.is_copy:
+        return None, None
+    if not claim.may_evict_last:
+        return "the last copy, and the claimant is on another device", None
+    if claim.overdue:
+        return None, None
+    if candidate.first_ticket is not None:
+        return f"request {candidate.first_ticket} waits for it", None
+    until = candidate.loaded_at + settings.min_residency_s
+    if candidate.gap_s < settings.min_residency_s and now < until:
+        return f"hot (a request every {candidate.gap_s:.3f} s) and stays {until - now:.3f} s more", until
+    return None, None
+
+
+def _fits(snapshot: Snapshot, staying: list[Candidate]) -> bool:
+    """A device keeps room for the largest working memory among its models, so that each can always run."""
+    claim = snapshot.claim
+    weights = snapshot.kept_bytes + claim.size_bytes + sum(c.size_bytes for c in staying)
+    working = max([snapshot.kept_working_bytes, claim.working_bytes, *(c.working_bytes for c in staying)])
+    return weights + working <= snapshot.capacity_bytes
+
+
+def _shortest_prefix(snapshot: Snapshot, spared: list[Candidate], order: list[Candidate]) -> int:
+    return next(count for count in range(len(order) + 1) if _fits(snapshot, spared + order[count:]))
+
+
+def _without_needless(
+    snapshot: Snapshot, spared: list[Candidate], order: list[Candidate], leaving: list[Candidate]
+) -> list[Candidate]:
+    """Drops victims that a later, larger one made needless, the most recently used first."""
+    for candidate in reversed(leaving[:-1]):
+        fewer = [c for c in leaving if c is not candidate]
+        if _fits(snapshot, spared + [c for c in order if c not in fewer]):
+            leaving = fewer
+    return leaving
+
+
+def _why(candidate: Candidate, claim: Claim, now: float) -> str:
+    if candidate.is_copy:
+        return "another device holds a copy"
+    idle = f"unused for {now - candidate.last_used_at:.3f} s"
+    if candidate.first_ticket is not None:
+        return (
+            f"request {claim.ticket} came earlier than the {candidate.first_ticket} that waits for it, and is overdue"
+        )
+    return f"least recently used, {idle}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB"

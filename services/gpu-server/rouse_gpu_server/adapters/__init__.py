@@ -1,0 +1,1 @@
+"""Every I/O of gpu-server: other services, executors, processes, files."""

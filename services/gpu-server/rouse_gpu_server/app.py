@@ -1,0 +1,150 @@
+"""gpu-server put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rouse_common.clock import SystemClock
+from rouse_common.errors import Unavailable
+from rouse_common.rpc import Channels, RpcServer
+from rouse_contracts import device as contract
+from rouse_gpu_server.adapters import memory_dir
+from rouse_gpu_server.adapters.coordinator import CoordinatorClient
+from rouse_gpu_server.adapters.disk import Disk
+from rouse_gpu_server.adapters.executors import ExecutorClient
+from rouse_gpu_server.adapters.images import Images
+from rouse_gpu_server.adapters.repository import RepositoryClient
+from rouse_gpu_server.backends.host import HostBackend
+from rouse_gpu_server.config import GpuServerConfig
+from rouse_gpu_server.logic.attachments import Attachments, Limits
+from rouse_gpu_server.logic.describe import describe, export_gauges
+from rouse_gpu_server.logic.dispatcher import Dispatcher
+from rouse_gpu_server.logic.leasing import Leasing
+from rouse_gpu_server.logic.membership import Membership
+from rouse_gpu_server.logic.stager import Stager, TierLimits
+from rouse_gpu_server.logic.swapper import Swapper
+from rouse_gpu_server.logic.work import Background
+from rouse_gpu_server.service import DeviceService
+from rouse_gpu_server.state.ledger import PAGE_BYTES, Ledger
+from rouse_gpu_server.state.pool import Pool
+from rouse_gpu_server.state.records import Device
+from rouse_gpu_server.state.waiting import WaitingList
+from rouse_gpu_server.state.wakeup import Wakeup
+
+LOG = logging.getLogger(__name__)
+# Swaps have threads of their own: hashing a download never stands in their way.
+SWAP_THREADS_PER_DEVICE = 2
+STAGE_THREADS = 4
+
+
+class GpuServer:
+    """The service."""
+
+    def __init__(self, config: GpuServerConfig) -> None:
+        self._config = config
+        self._memory, self._cache = Path(config.memory_dir), Path(config.cache_dir)
+
+    async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
+        locks = await asyncio.to_thread(self._lock)
+        try:
+            await self._run(ready, stopping)
+        finally:
+            for handle in locks:
+                os.close(handle)
+
+    def _lock(self) -> list[int]:
+        return [memory_dir.lock(self._memory, "--memory-dir"), memory_dir.lock(self._cache, "--cache-dir")]
+
+    def _devices(self) -> dict[str, Device]:
+        """The devices, empty: what an earlier life left on them is freed."""
+        devices = {}
+        for spec in self._config.devices:
+            backend = HostBackend(spec.name, self._memory / spec.name)
+            freed = backend.purge()
+            capacity = spec.capacity_bytes // PAGE_BYTES * PAGE_BYTES
+            devices[spec.name] = Device(spec.name, spec.kind, Ledger(spec.name, capacity), backend)
+            LOG.info(
+                "device=%s kind=%s capacity_mib=%d purged_mib=%d", spec.name, spec.kind, capacity >> 20, freed >> 20
+            )
+        return devices
+
+    def _check_room(self, host_used_bytes: int) -> None:
+        sizes = {spec.name: spec.capacity_bytes for spec in self._config.devices}
+        memory_dir.check_room(self._memory, sizes, self._config.host_bytes, host_used_bytes)
+
+    async def _run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
+        config = self._config
+        pool = Pool(await asyncio.to_thread(self._devices), WaitingList(config.max_waiting))
+        channels = Channels(config.max_message_mib << 20)
+        swap_threads = ThreadPoolExecutor(SWAP_THREADS_PER_DEVICE * len(pool.devices), "swap")
+        stage_threads = ThreadPoolExecutor(STAGE_THREADS, "stage")
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._serve(pool, channels, Background(group), (swap_threads, stage_threads), ready, stopping)
+        finally:
+            await channels.close()
+            for threads in (swap_threads, stage_threads):
+                threads.shutdown(wait=True)
+            for device in pool.devices.values():
+                device.backend.purge()
+
+    async def _serve(
+        self,
+        pool: Pool,
+        channels: Channels,
+        background: Background,
+        threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
+        ready: Callable[[str], Awaitable[None]],
+        stopping: asyncio.Event,
+    ) -> None:
+        config, clock, wakeup = self._config, SystemClock(), Wakeup()
+        repository = RepositoryClient(channels, config.model_repository)
+        coordinator = CoordinatorClient(channels, config.coordinator)
+        limits = TierLimits(config.host_bytes, config.cache_bytes, config.stage_limit_s)
+        images = Images(self._memory / "host")
+        stager = Stager(pool, repository, Disk(self._cache), images, background, wakeup, clock, threads[1], limits)
+        await stager.recover()
+        await asyncio.to_thread(self._check_room, stager.host_used_bytes)
+        attachments = Attachments(
+            pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
+            Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads),
+        )  # fmt: skip
+        swapper = Swapper(pool, attachments, stager, background, wakeup, clock, threads[0])
+        stager.clear_devices = swapper.clear_artefact
+        dispatcher = Dispatcher(
+            pool, swapper, attachments, background, wakeup, clock, config.policy, config.lease_margin_s
+        )
+        leasing = Leasing(pool, dispatcher, wakeup, clock)
+        membership = Membership(
+            pool, attachments, stager, swapper, dispatcher, background, wakeup, clock,
+            settle_limit_s=config.detach_limit_s, stage_hold_s=config.stage_hold_s,
+        )  # fmt: skip
+        export_gauges(pool)
+
+        def shown() -> contract.DescribeDevicesResponse:
+            return describe(
+                pool,
+                config.node_id,
+                host_used=stager.host_used_bytes,
+                host_capacity=config.host_bytes,
+                disk_used=stager.disk_used_bytes,
+            )
+
+        server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20)
+        servicer = DeviceService(leasing, membership, shown, config.default_deadline_s)
+        server.add(contract.add_DeviceServiceServicer_to_server, servicer, contract.DESCRIPTOR)
+        background.start(dispatcher.run(), "dispatcher")
+        await server.start()
+        await server.set_serving(True)
+        await ready(server.address)
+        try:
+            await stopping.wait()
+        finally:
+            leasing.stop(Unavailable("NODE_STOPPING", "gpu-server of this node is stopping; route elsewhere"))
+            await server.stop(config.drain_s)
+            background.stop()

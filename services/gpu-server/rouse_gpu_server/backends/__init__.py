@@ -1,0 +1,53 @@
+"""What a kind of device must be able to do. One conformance suite runs against every implementation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Device memory that holds one model. `path` is what an executor maps."""
+
+    path: Path
+    size_bytes: int
+
+
+class CopyCancelled(Exception):
+    """The copy was told to stop; what it has written is worthless."""
+
+
+class DeviceBackend(Protocol):
+    """The memory of one device. Methods block and release the GIL: call them from threads."""
+
+    kind: str
+
+    def allocate(self, name: str, size_bytes: int) -> Segment:
+        """Takes physical memory for a model, all or nothing. `name` is unique on the device.
+
+        Raises ResourceExhausted DEVICE_MEMORY_FULL where the machine has no more of it.
+        """
+        ...
+
+    def copy(self, source: Path, segment: Segment, cancelled: threading.Event, progress: Callable[[int], None]) -> None:
+        """Fills a segment from a file, in bounded chunks; `progress` is told the bytes copied so far.
+
+        Raises CopyCancelled soon after `cancelled` is set; DataLoss SOURCE_TRUNCATED.
+        """
+        ...
+
+    def free(self, segment: Segment) -> None:
+        """Gives the memory back. Nobody may have it mapped. Freeing twice succeeds."""
+        ...
+
+    def purge(self) -> int:
+        """Frees everything on the device, as after a crash. Returns the bytes freed."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Physical memory that segments take, as the machine counts it."""
+        ...

@@ -1,0 +1,111 @@
+"""Settings of gpu-server, and the devices that they name."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rouse_common.config import ConfigError, ServiceConfig, option, parse_address, parse_size
+from rouse_policy import eviction, scheduling
+
+DEVICE = re.compile(r"(?P<kind>[a-z]+):(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,31})=(?P<size>.+)")
+# Leases of functions without weights name this, and the folder of host images is called so.
+RESERVED_NAMES = (scheduling.HOST, scheduling.DISK)
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A device as it was asked for."""
+
+    kind: str
+    name: str
+    capacity_bytes: int
+
+
+def parse_device(text: str) -> DeviceSpec:
+    """'host:cpu0=2GiB' as its parts. Raises ConfigError."""
+    match = DEVICE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"--device={text}: want KIND:NAME=SIZE, as host:cpu0=2GiB")
+    kind, name = match["kind"], match["name"]
+    if kind == "cuda":
+        raise ConfigError(f"--device={text}: devices of kind cuda are not implemented in this build; use host:{name}=…")
+    if kind != "host":
+        raise ConfigError(f"--device={text}: unknown kind '{kind}'; want host")
+    if name in RESERVED_NAMES:
+        raise ConfigError(f"--device={text}: '{name}' is a reserved name; choose another")
+    return DeviceSpec(kind, name, parse_size(match["size"], f"--device={kind}:{name}"))
+
+
+@dataclass(frozen=True)
+class GpuServerConfig(ServiceConfig):
+    node_id: str = option("node-0", "name of this node")
+    model_repository: str = option("127.0.0.1:7002", "address of model-repository")
+    coordinator: str = option("127.0.0.1:7012", "address of this node's coordinator")
+    device: tuple[str, ...] = option(("host:cpu0=2GiB",), "a device, KIND:NAME=SIZE; repeat for more")
+    memory_dir: str = option("/dev/shm/rouse", "folder on a tmpfs for host copies and device memory")  # noqa: S108
+    cache_dir: str = option("/var/tmp/rouse/cache", "folder for the node's disk tier")  # noqa: S108
+    host_memory: str = option("4GiB", "memory for host copies of weights, as 4GiB")
+    cache_size: str = option("64GiB", "disk space for artefacts, as 64GiB")
+    threads: int = option(0, "threads of an executor whose function names none; 0: cores / devices", low=0, high=1024)
+    max_waiting: int = option(1024, "requests that may wait for a device", low=1, high=100_000)
+    min_residency_ms: int = option(250, "how long a hot model stays after its load, ms", low=0, high=60_000)
+    patience_ms: int = option(500, "after so long a request that needs memory is overdue, ms", low=1, high=600_000)
+    replica_after_ms: int = option(
+        250, "after so long behind a busy device a request may evict others for a second copy, ms", low=1, high=600_000
+    )
+    loads_per_device: int = option(1, "copies in flight to one device", low=1, high=16)
+    attach_limit_s: float = option(10.0, "how long an executor may take to attach, seconds", low=0.05, high=600)
+    detach_limit_s: float = option(
+        10.0, "how long an executor may take to finish and detach before it is ended, seconds", low=0.05, high=600
+    )
+    stage_limit_s: float = option(
+        900.0, "how long bringing an artefact to the node may take, seconds", low=1, high=7200
+    )
+    stage_hold_s: float = option(
+        180.0, "how long a staged model keeps its place while no instance serves it yet, seconds", low=0, high=3600
+    )
+    default_deadline_s: float = option(60.0, "deadline of an Acquire that carries none, seconds", low=1, high=3600)
+    lease_margin_s: float = option(1.0, "how long a lease outlives its request's deadline, seconds", low=0, high=60)
+
+    def validate(self) -> None:
+        """Raises ConfigError for what the ranges of single settings do not catch."""
+        names = [spec.name for spec in self.devices]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"--device: '{name}' is named {names.count(name)} times; names are unique")
+        parse_address(self.model_repository, "--model-repository")
+        parse_address(self.coordinator, "--coordinator")
+        for what, folder in (("--memory-dir", self.memory_dir), ("--cache-dir", self.cache_dir)):
+            if not Path(folder).is_absolute():
+                raise ConfigError(f"{what}={folder}: want an absolute path")
+        _ = self.host_bytes, self.cache_bytes
+
+    @property
+    def devices(self) -> tuple[DeviceSpec, ...]:
+        if not self.device:
+            raise ConfigError("--device: want at least one device, as host:cpu0=2GiB")
+        return tuple(parse_device(text) for text in self.device)
+
+    @property
+    def host_bytes(self) -> int:
+        return parse_size(self.host_memory, "--host-memory")
+
+    @property
+    def cache_bytes(self) -> int:
+        return parse_size(self.cache_size, "--cache-size")
+
+    @property
+    def default_threads(self) -> int:
+        return self.threads or max(1, (os.cpu_count() or 1) // len(self.devices))
+
+    @property
+    def policy(self) -> scheduling.Settings:
+        return scheduling.Settings(
+            patience_s=self.patience_ms / 1000,
+            replica_after_s=self.replica_after_ms / 1000,
+            loads_per_device=self.loads_per_device,
+            eviction=eviction.Settings(min_residency_s=self.min_residency_ms / 1000),
+        )

@@ -1,0 +1,1 @@
+"""What gpu-server does: staging, swapping, attaching, granting. Runs on the event loop; I/O by adapters."""

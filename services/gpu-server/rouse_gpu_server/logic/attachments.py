@@ -1,0 +1,194 @@
+"""Which executor has which device memory mapped: attaching, detaching, and what to do where one does not.
+
+Memory is only ever given back when no executor can have it mapped: the executor said that it is
+detached, or its process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from rouse_common.clock import Clock
+from rouse_common.errors import RouseError, Unavailable
+from rouse_contracts.device import AttachRequest
+from rouse_gpu_server import metrics
+from rouse_gpu_server.adapters import processes
+from rouse_gpu_server.adapters.coordinator import Coordinator
+from rouse_gpu_server.adapters.executors import Executors
+from rouse_gpu_server.logic.work import Background
+from rouse_gpu_server.state.pool import Pool
+from rouse_gpu_server.state.records import MAX_REFUSALS, Executor, Phase, Resident, Turn
+from rouse_gpu_server.state.wakeup import Wakeup
+
+LOG = logging.getLogger(__name__)
+# How often a process that should end is looked at.
+LOOK_AGAIN_S = 0.1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """attach_s, detach_s: how long an executor may take; threads: where a function names none."""
+
+    attach_s: float
+    detach_s: float
+    threads: int
+
+
+class Attachments:
+    """Attaches executors to residents and makes them idle and detached again."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        executors: Executors,
+        coordinator: Coordinator,
+        background: Background,
+        wakeup: Wakeup,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        self._pool, self._executors, self._coordinator = pool, executors, coordinator
+        self._background, self._wakeup, self._clock, self._limits = background, wakeup, clock, limits
+        self._settling: dict[str, asyncio.Task[None]] = {}
+
+    async def attach(self, executor: Executor, resident: Resident | None) -> None:
+        """Attaches an executor; `resident` is None for a model without weights.
+
+        Raises RouseError; the executor is then being made idle and detached, in the background.
+        """
+        if executor.phase is Phase.ATTACHED:
+            await asyncio.shield(self.settle(executor))
+        if executor.phase is not Phase.DETACHED:
+            raise Unavailable("EXECUTOR_LOST", f"instance {executor.instance_id} is {executor.phase.value}")
+        model = self._pool.models[executor.version_id]
+        segment = resident.segment if resident is not None else None
+        request = AttachRequest(
+            segment_path=str(segment.path) if segment is not None else "",
+            size_bytes=model.artefact.image_bytes if segment is not None else 0,
+            device=resident.device.name if resident is not None else "host",
+            threads=model.version.spec.resources.threads or self._limits.threads,
+            lease_id=uuid.uuid4().hex,
+        )
+        executor.turn(Turn.ATTACH)
+        executor.attached = resident
+        try:
+            asking = self._executors.attach(executor.address, request, self._limits.attach_s)
+            await _unless_gone(executor, asking)
+        except BaseException as error:
+            # Whether it has the memory mapped is not known now.
+            if executor.alive:
+                executor.turn(Turn.DOUBT)
+                executor.refusals += 1
+                LOG.warning(
+                    "attach failed function=%s instance=%s device=%s refusals=%d error=%s",
+                    model.function, executor.instance_id, request.device, executor.refusals, error,
+                )  # fmt: skip
+                self.settle(executor)
+            raise
+        if not executor.alive:
+            raise Unavailable("EXECUTOR_LOST", f"instance {executor.instance_id} ended while it was being attached")
+        executor.turn(Turn.ATTACHED)
+        executor.attachment_id = request.lease_id
+        executor.refusals = 0
+
+    def settle(self, executor: Executor) -> asyncio.Task[None]:
+        """Makes an executor idle and detached, or waits until it is gone. Single flight; never fails."""
+        running = self._settling.get(executor.instance_id)
+        if running is not None:
+            return running
+        if executor.phase is not Phase.UNKNOWN and executor.alive:
+            executor.turn(Turn.DOUBT)
+        task = self._background.start(self._settle(executor), f"settle {executor.instance_id}")
+        self._settling[executor.instance_id] = task
+        task.add_done_callback(lambda _: self._settling.pop(executor.instance_id, None))
+        return task
+
+    async def _settle(self, executor: Executor) -> None:
+        due = self._clock.monotonic() + self._limits.detach_s
+        while executor.alive:
+            try:
+                asking = self._executors.detach(executor.address, self._limits.detach_s)
+                await _unless_gone(executor, asking)
+            except RouseError as error:
+                self.notice_if_gone(executor)
+                if executor.alive and (self._clock.monotonic() >= due or executor.refusals >= MAX_REFUSALS):
+                    await self._condemn(executor, f"did not detach: {error}")
+                await self._look_again(executor)
+            else:
+                break
+        if executor.alive:
+            executor.attached, executor.attachment_id = None, ""
+            executor.stuck = False
+            executor.turn(Turn.DETACHED)
+            if executor.refusals >= MAX_REFUSALS and not executor.condemned:
+                await self._condemn(executor, f"refused {executor.refusals} attachments in a row")
+        self._wakeup.kick()
+
+    async def _condemn(self, executor: Executor, why: str) -> None:
+        """Has the coordinator end an executor; tried again by the caller where it cannot be reached."""
+        executor.stuck = True
+        self._wakeup.kick()
+        if executor.condemned:
+            return
+        try:
+            await self._coordinator.end_instance(executor.instance_id, why)
+        except RouseError as error:
+            LOG.warning("cannot have instance %s ended, trying again: %s", executor.instance_id, error)
+            return
+        executor.condemned = True
+        metrics.EXECUTORS_ENDED.labels("stuck" if executor.refusals < MAX_REFUSALS else "refused").inc()
+        LOG.warning(
+            "ended instance=%s version=%s pid=%d reason=%s",
+            executor.instance_id,
+            executor.version_id,
+            executor.pid,
+            why,
+        )
+
+    async def _look_again(self, executor: Executor) -> None:
+        if not executor.alive:
+            return
+        try:
+            async with asyncio.timeout(LOOK_AGAIN_S):
+                await executor.gone.wait()
+        except TimeoutError:
+            self.notice_if_gone(executor)
+
+    def notice_if_gone(self, executor: Executor) -> None:
+        """Where its process can be seen to have ended, the executor is gone."""
+        if executor.alive and processes.is_gone(executor.pid, executor.started_at):
+            self.lost(executor, f"process {executor.pid} has ended")
+
+    def lost(self, executor: Executor, reason: str) -> None:
+        """An executor is gone: its lease ends, and its memory is no longer mapped. The copy stays resident."""
+        if not executor.alive:
+            return
+        executor.turn(Turn.GONE)
+        executor.attached, executor.stuck = None, False
+        lease = executor.lease
+        if lease is not None and (lease.lease_id or lease.ending):
+            self._pool.end(lease, reason, self._clock.monotonic(), self._clock.now())
+        executor.gone.set()
+        LOG.info("executor gone instance=%s version=%s reason=%s", executor.instance_id, executor.version_id, reason)
+        self._background.start(self._executors.forget(executor.address), f"forget {executor.instance_id}")
+        self._wakeup.kick()
+
+
+async def _unless_gone(executor: Executor, asking: Coroutine[Any, Any, None]) -> None:
+    """A call to an executor, cut short when the executor turns out to be gone. Raises RouseError."""
+    call = asyncio.ensure_future(asking)
+    leaving = asyncio.ensure_future(executor.gone.wait())
+    try:
+        await asyncio.wait([call, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not call.done():
+            raise Unavailable("EXECUTOR_LOST", f"instance {executor.instance_id} is gone")
+        await call
+    finally:
+        for task in (call, leaving):
+            task.cancel()
+        await asyncio.gather(call, leaving, return_exceptions=True)

@@ -1,0 +1,73 @@
+"""The pool as the contract shows it."""
+
+from __future__ import annotations
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from rouse_contracts.device import DescribeDevicesResponse
+from rouse_contracts.functions import DeviceSummary, Residency
+from rouse_gpu_server import metrics
+from rouse_gpu_server.state.pool import Pool
+from rouse_gpu_server.state.records import Device, Model
+from rouse_gpu_server.state.residency import Machine, wire_name
+
+
+def describe(
+    pool: Pool, node_id: str, *, host_used: int, host_capacity: int, disk_used: int
+) -> DescribeDevicesResponse:
+    """Devices with their ledgers, and every version of the node with where it is, since when and why."""
+    answer = DescribeDevicesResponse(
+        host_used_bytes=host_used,
+        host_capacity_bytes=host_capacity,
+        disk_used_bytes=disk_used,
+        waiting=len(pool.waiting),
+    )
+    for device in pool.devices.values():
+        answer.devices.append(_device(device, node_id))
+    for model in pool.models.values():
+        residents = pool.residents_of(model.version_id)
+        for resident in residents:
+            answer.residency.append(_row(model, node_id, resident.machine, resident.device.name))
+        if not residents:
+            answer.residency.append(_row(model, node_id, model.artefact.machine, ""))
+    return answer
+
+
+def _device(device: Device, node_id: str) -> DeviceSummary:
+    return DeviceSummary(
+        name=device.name,
+        kind=device.kind,
+        capacity_bytes=device.ledger.capacity_bytes,
+        mapped_bytes=device.ledger.mapped_bytes,
+        reserved_bytes=device.ledger.reserved_bytes,
+        residents=[_row(r.model, node_id, r.machine, device.name) for r in device.residents.values()],
+        swap_in_count=device.swap_ins,
+        eviction_count=device.evictions,
+        executing=device.lease.model.function if device.lease is not None else "",
+    )
+
+
+def _row(model: Model, node_id: str, machine: Machine, device: str) -> Residency:
+    since = Timestamp()
+    since.FromMilliseconds(round(machine.since * 1000))
+    return Residency(
+        version_id=model.version_id,
+        node_id=node_id,
+        state=wire_name(machine.state),
+        device=device,
+        size_bytes=model.size_bytes,
+        reason=machine.reason,
+        swap_in_count=model.swap_ins,
+        since=since,
+    )
+
+
+def export_gauges(pool: Pool) -> None:
+    """Binds the gauges to the pool, read when they are scraped."""
+    metrics.WAITING.set_function(lambda: len(pool.waiting))
+    for device in pool.devices.values():
+        metrics.INSTANCE_CAPACITY.labels(device.name).set(device.ledger.capacity_bytes)
+        metrics.INSTANCE_USED.labels(device.name).set_function(
+            lambda d=device: d.ledger.mapped_bytes + d.ledger.reserved_bytes  # type: ignore[misc]
+        )
+        metrics.MODELS_LOADED.labels(device.name).set_function(lambda d=device: len(d.residents))  # type: ignore[misc]

@@ -1,0 +1,169 @@
+"""Applies the scheduling policy whenever something changes: starts loads, grants leases, ends expired ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from rouse_common.clock import Clock
+from rouse_common.errors import RouseError, Unavailable
+from rouse_gpu_server.logic.attachments import Attachments
+from rouse_gpu_server.logic.swapper import Swapper
+from rouse_gpu_server.logic.work import Background
+from rouse_gpu_server.state.pool import Pool
+from rouse_gpu_server.state.records import Lease, Phase
+from rouse_gpu_server.state.waiting import Waiter
+from rouse_gpu_server.state.wakeup import Wakeup
+from rouse_policy import scheduling
+
+LOG = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """The one place where decisions are made and leases begin and end."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        swapper: Swapper,
+        attachments: Attachments,
+        background: Background,
+        wakeup: Wakeup,
+        clock: Clock,
+        settings: scheduling.Settings,
+        lease_margin_s: float,
+    ) -> None:
+        self._pool, self._swapper, self._attachments = pool, swapper, attachments
+        self._background, self._wakeup, self._clock = background, wakeup, clock
+        self._settings, self._margin_s = settings, lease_margin_s
+        self._state = scheduling.State()
+        self._wake_at: float | None = None
+        # Executors that were there when we started are made idle before anything is granted.
+        self.settled = False
+
+    async def run(self) -> None:
+        """Decides after every change and when a decision or a lease falls due, until cancelled."""
+        while True:
+            due = min((lease.expires_at for lease in self._pool.leases.values() if not lease.ending), default=None)
+            wake = min((at for at in (due, self._wake_at) if at is not None), default=None)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if wake is None else max(0.0, wake - self._clock.monotonic())):
+                    await self._wakeup.for_dispatch()
+            self.step()
+
+    def step(self) -> None:
+        """Ends leases that expired and carries one decision out."""
+        now = self._clock.monotonic()
+        for lease in [x for x in self._pool.leases.values() if x.expires_at <= now and not x.ending]:
+            self.abandon(lease, f"expired {now - lease.granted_at:.1f} s after it was granted")
+        self._wake_at = None
+        if not self._pool.synced or not self.settled or not len(self._pool.waiting):
+            return
+        self._refuse_without_executors()
+        decision, self._state = scheduling.decide(self._pool.snapshot(), self._state, self._settings, now)
+        self._wake_at = decision.wake_at
+        for load in decision.loads:
+            self._swapper.load(load)
+        for grant in decision.grants:
+            self._grant(grant, now)
+        if decision.grants or decision.loads:
+            LOG.debug("decided: %s", decision.reason)
+
+    def _refuse_without_executors(self) -> None:
+        for version_id in self._pool.waiting.versions():
+            model = self._pool.models.get(version_id)
+            if model is not None and not model.dropping and self._pool.executors_of(version_id):
+                continue
+            for waiter in self._pool.waiting.of(version_id):
+                self._pool.waiting.remove(waiter)
+                self._fail(waiter, no_executor(version_id))
+
+    # ---- granting ----
+
+    def _grant(self, grant: scheduling.Grant, now: float) -> None:
+        waiter = self._pool.waiting.get(grant.ticket)
+        assert waiter is not None
+        self._pool.waiting.remove(waiter)
+        executor = self._pool.executors[grant.instance]
+        device = self._pool.devices.get(grant.device)
+        resident = device.residents[waiter.version_id] if device is not None else None
+        lease = Lease(
+            ticket=waiter.ticket,
+            model=self._pool.models[waiter.version_id],
+            executor=executor,
+            resident=resident,
+            owner=waiter.owner,
+            incarnation=waiter.incarnation,
+            expires_at=waiter.deadline + self._margin_s,
+            granted_at=now,
+        )
+        waiter.reason = grant.reason
+        self._pool.claim(lease, f"request {waiter.request_id}: {grant.reason}", now, self._clock.now())
+        if executor.phase is Phase.ATTACHED and executor.attached is resident:
+            self._deliver(waiter, lease)
+        else:
+            self._background.start(self._attach_and_deliver(waiter, lease), f"grant {waiter.request_id}")
+
+    async def _attach_and_deliver(self, waiter: Waiter, lease: Lease) -> None:
+        try:
+            await self._attachments.attach(lease.executor, lease.resident)
+        except RouseError:
+            # Its place in the list is kept; another executor, or this one once it has recovered, takes it.
+            self._end(lease, "the executor could not be attached")
+            if not waiter.outcome.done():
+                self._pool.waiting.put_back(waiter)
+            return
+        self._deliver(waiter, lease)
+
+    def _deliver(self, waiter: Waiter, lease: Lease) -> None:
+        if waiter.outcome.done():
+            self._end(lease, "nobody waits for it any more")
+            return
+        self._pool.name_lease(lease)
+        waiter.outcome.set_result(lease)
+
+    # ---- ending ----
+
+    def release(self, lease: Lease, reason: str) -> None:
+        """Ends a lease whose executor is known to be idle."""
+        if not lease.ending and lease.lease_id in self._pool.leases:
+            self._end(lease, reason)
+
+    def abandon(self, lease: Lease, reason: str) -> None:
+        """Ends a lease whose executor may still be at work: the device is free when it surely is not."""
+        if lease.ending or lease.lease_id not in self._pool.leases:
+            return
+        lease.ending = True
+        LOG.info(
+            "lease abandoned function=%s instance=%s device=%s reason=%s",
+            lease.model.function, lease.executor.instance_id, lease.device_name, reason,
+        )  # fmt: skip
+        self._background.start(self._make_idle(lease, reason), f"abandon {lease.lease_id}")
+
+    async def _make_idle(self, lease: Lease, reason: str) -> None:
+        await asyncio.wait([self._attachments.settle(lease.executor)])
+        if lease.lease_id in self._pool.leases:
+            self._end(lease, reason)
+
+    def _end(self, lease: Lease, reason: str) -> None:
+        self._pool.end(lease, reason, self._clock.monotonic(), self._clock.now())
+        self._wakeup.kick()
+
+    def _fail(self, waiter: Waiter, error: RouseError) -> None:
+        if not waiter.outcome.done():
+            waiter.outcome.set_exception(error)
+
+    def refuse_all(self, error: RouseError) -> None:
+        """Ends every request that waits."""
+        for version_id in self._pool.waiting.versions():
+            for waiter in self._pool.waiting.of(version_id):
+                self._pool.waiting.remove(waiter)
+                self._fail(waiter, error)
+
+
+def no_executor(version_id: str) -> Unavailable:
+    """What a request hears for which there is no instance on this node."""
+    return Unavailable(
+        "NO_EXECUTOR", f"no instance of version {version_id} serves on this node", retry_after_s=0.1, version=version_id
+    )

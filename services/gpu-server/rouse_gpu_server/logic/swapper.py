@@ -1,0 +1,324 @@
+"""Swapping in and evicting. One load a version and device at a time; whatever fails rolls back whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rouse_common.clock import Clock
+from rouse_common.errors import Internal, ResourceExhausted, RouseError, Unavailable
+from rouse_gpu_server import metrics
+from rouse_gpu_server.backends import CopyCancelled
+from rouse_gpu_server.logic.attachments import Attachments
+from rouse_gpu_server.logic.stager import Stager
+from rouse_gpu_server.logic.work import Background, in_thread
+from rouse_gpu_server.state.pool import Pool
+from rouse_gpu_server.state.records import Artefact, Model, Phase, Resident, Swap
+from rouse_gpu_server.state.residency import Step, Tier, machine
+from rouse_gpu_server.state.wakeup import Wakeup
+from rouse_policy import scheduling
+
+LOG = logging.getLogger(__name__)
+MIB = 2**20
+
+
+class Postponed(Unavailable):
+    """The load cannot get its memory for now; those who wait for it keep waiting."""
+
+
+@dataclass
+class _Loading:
+    resident: Resident
+    source: str
+    evicted: tuple[str, ...]
+    reason: str
+    started: float
+    started_at: float
+    copied_bytes: int = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Swapper:
+    """Carries loads and evictions out that the policy decided."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        attachments: Attachments,
+        stager: Stager,
+        background: Background,
+        wakeup: Wakeup,
+        clock: Clock,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self._pool, self._attachments, self._stager = pool, attachments, stager
+        self._background, self._wakeup, self._clock, self._threads = background, wakeup, clock, threads
+        self._loading: dict[tuple[str, str], _Loading] = {}
+        self._leaving: dict[tuple[str, str], asyncio.Task[int]] = {}
+
+    # ---- evicting ----
+
+    def evict(self, resident: Resident, reason: str) -> asyncio.Task[int]:
+        """Starts to evict a resident that rests; the task ends with the bytes freed. Single flight."""
+        key = (resident.model.version_id, resident.device.name)
+        running = self._leaving.get(key)
+        if running is not None:
+            return running
+        resident.machine = resident.machine.after(Step.EVICT, f"being evicted: {reason}", self._clock.now())
+        task = self._background.start(self._evict(resident, reason), f"evict {key}")
+        self._leaving[key] = task
+        task.add_done_callback(lambda _: self._leaving.pop(key, None))
+        return task
+
+    async def _evict(self, resident: Resident, reason: str) -> int:
+        device, model = resident.device, resident.model
+        started = self._clock.monotonic()
+        while holders := self._pool.holders(resident):
+            await asyncio.wait([self._attachments.settle(executor) for executor in holders])
+        segment = resident.segment
+        assert segment is not None
+        await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
+        resident.segment = None
+        device.ledger.unmap(segment.size_bytes)
+        resident.machine = resident.machine.after(Step.EVICTED, reason, self._clock.now())
+        del device.residents[model.version_id]
+        now = self._clock.monotonic()
+        device.evictions += 1
+        metrics.MODEL_EVICTED.labels(device.name).inc()
+        metrics.AGE_AT_EVICTION.labels(device.name).observe(now - resident.last_used_at)
+        LOG.info(
+            "evicted function=%s version=%s device=%s size_mib=%.0f idle_s=%.3f took_ms=%.1f reason=%s",
+            model.function, model.version_id, device.name, segment.size_bytes / MIB,
+            started - resident.last_used_at, (now - started) * 1000, reason,
+        )  # fmt: skip
+        self._wakeup.kick()
+        return segment.size_bytes
+
+    # ---- loading ----
+
+    def load(self, decision: scheduling.Load) -> None:
+        """Starts the load that a decision names, and the evictions that it needs."""
+        device, model = self._pool.devices[decision.device], self._pool.models[decision.version]
+        for victim in decision.victims:
+            self.evict(device.residents[victim.version], f"room for function={model.function}: {victim.reason}")
+        now, wall = self._clock.monotonic(), self._clock.now()
+        start = machine(f"{model.function} on {device.name}", model.artefact.machine.state, "chosen", wall)
+        resident = Resident(
+            model, device, start.after(Step.SWAP_IN, decision.reason, wall), loaded_at=now, last_used_at=now
+        )
+        device.residents[model.version_id] = resident
+        evicted = tuple(self._function(victim.version) for victim in decision.victims)
+        loading = _Loading(resident, decision.source, evicted, decision.reason, now, wall)
+        key = (model.version_id, device.name)
+        assert key not in self._loading
+        self._loading[key] = loading
+        loading.task = self._background.start(self._run(loading), f"load {key}")
+
+    async def cancel_loads(self, version_id: str) -> None:
+        """Stops a version's loads and waits until each has rolled back."""
+        loads = [loading for (version, _), loading in self._loading.items() if version == version_id]
+        for loading in loads:
+            assert loading.task is not None
+            loading.task.cancel()
+        tasks = [loading.task for loading in loads if loading.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(self, loading: _Loading) -> None:
+        """A load with its end, good or bad, written down."""
+        resident, error = loading.resident, None
+        model, device = resident.model, resident.device
+        model.artefact.pins += 1
+        try:
+            await self._swap_in(loading)
+        except (RouseError, CopyCancelled, OSError) as failure:
+            error = failure if isinstance(failure, RouseError) else self._as_error(loading, failure)
+            await self._roll_back(loading, str(error))
+        except asyncio.CancelledError:
+            await self._roll_back(loading, "cancelled")
+            raise
+        finally:
+            model.artefact.pins -= 1
+            del self._loading[(model.version_id, device.name)]
+            swap = Swap(
+                device.name, model.size_bytes, loading.source, loading.evicted, loading.reason,
+                loading.started_at, self._clock.now(), str(error or ""),
+            )  # fmt: skip
+            model.swaps.append(swap)
+            self._wakeup.kick()
+        if error is not None:
+            self._failed(loading, error)
+            return
+        self._succeeded(loading)
+
+    def _succeeded(self, loading: _Loading) -> None:
+        model, device = loading.resident.model, loading.resident.device
+        took = self._clock.monotonic() - loading.started
+        metrics.LOADMODEL.labels(device.name).observe(took)
+        metrics.LOADMODEL_BYTES.labels(device.name).inc(model.size_bytes)
+        LOG.info(
+            "swapped in function=%s version=%s device=%s size_mib=%.0f took_ms=%.1f source=%s evicted=%s reason=%s",
+            model.function, model.version_id, device.name, model.size_bytes / MIB, took * 1000,
+            loading.source, ",".join(loading.evicted) or "none", loading.reason,
+        )  # fmt: skip
+
+    def _failed(self, loading: _Loading, error: RouseError) -> None:
+        model, device = loading.resident.model, loading.resident.device
+        metrics.LOADMODEL_FAILURE.labels(device.name, error.reason).inc()
+        LOG.warning(
+            "swap failed function=%s version=%s device=%s copied_mib=%.0f error=%s reason=%s",
+            model.function, model.version_id, device.name, loading.copied_bytes / MIB, error, loading.reason,
+        )  # fmt: skip
+        if isinstance(error, Postponed) or any(
+            r.state in (Tier.DEVICE, Tier.EXECUTING) for r in self._pool.residents_of(model.version_id)
+        ):
+            return
+        for waiter in self._pool.waiting.of(model.version_id):
+            self._pool.waiting.remove(waiter)
+            if not waiter.outcome.done():
+                waiter.outcome.set_exception(error)
+
+    async def _swap_in(self, loading: _Loading) -> None:
+        resident = loading.resident
+        model, device = resident.model, resident.device
+        await self._room(resident)
+        source = await self._source(loading)
+        size = model.size_bytes
+        device.ledger.reserve(size)
+        resident.promised_bytes = size
+        metrics.LOADING_QUEUE_DELAY.labels(device.name).observe(self._clock.monotonic() - loading.started)
+        name = f"{model.artefact.digest[:12]}-{uuid.uuid4().hex[:12]}"
+
+        def allocate() -> None:
+            # Set in the thread, so that a cancelled load knows what it has to free.
+            resident.segment = device.backend.allocate(name, size)
+
+        try:
+            await in_thread(self._threads, loading.cancelled, allocate)
+        finally:
+            if resident.segment is not None:
+                device.ledger.map_reserved(size)
+                resident.promised_bytes = 0
+        segment = resident.segment
+        assert segment is not None
+
+        def progress(done_bytes: int) -> None:
+            loading.copied_bytes = done_bytes
+
+        try:
+            await in_thread(
+                self._threads,
+                loading.cancelled,
+                lambda: device.backend.copy(source, segment, loading.cancelled, progress),
+            )
+        except FileNotFoundError as error:
+            # A sibling device evicted its copy just now; the next decision reads from elsewhere.
+            raise Postponed("SOURCE_LEFT", f"{loading.source} no longer holds function {model.function}") from error
+        await self._attach_someone(resident)
+        resident.loaded_at = resident.last_used_at = self._clock.monotonic()
+        resident.machine = resident.machine.after(Step.SWAPPED_IN, loading.reason, self._clock.now())
+        model.swap_ins += 1
+        device.swap_ins += 1
+
+    async def _source(self, loading: _Loading) -> Path:
+        """File to copy from: a sibling device where the decision says so and it still holds the model."""
+        model = loading.resident.model
+        sibling = self._pool.devices.get(loading.source)
+        copy = sibling.residents.get(model.version_id) if sibling is not None else None
+        if copy is not None and copy.segment is not None and copy.state in (Tier.DEVICE, Tier.EXECUTING):
+            return copy.segment.path
+        if model.artefact.machine.state is not Tier.HOST:
+            loading.source = scheduling.DISK
+            await self._stager.stage(model.artefact.digest)
+        else:
+            loading.source = scheduling.HOST
+        assert model.artefact.image is not None
+        return model.artefact.image
+
+    async def _room(self, resident: Resident) -> None:
+        """Waits for the memory that evictions of this and earlier decisions give back. Raises Postponed."""
+        device = resident.device
+        while not device.has_room_for(resident):
+            leaving = [r for r in device.residents.values() if r.state is Tier.EVICTING]
+            stuck = [r for r in leaving if any(e.stuck for e in self._pool.holders(r))]
+            if not leaving:
+                raise ResourceExhausted(
+                    "DEVICE_MEMORY_FULL", f"device {device.name} has no room left", device=device.name
+                )
+            if stuck:
+                raise Postponed(
+                    "DEVICE_MEMORY_FULL",
+                    f"device {device.name} has no room: function {stuck[0].model.function} does not leave",
+                    device=device.name,
+                )
+            await self._wakeup.changed()
+
+    async def _attach_someone(self, resident: Resident) -> None:
+        """Attaches an idle executor right away, so that the first lease costs no call.
+
+        Where that fails the weights are there all the same; the lease attaches another one.
+        """
+        for executor in self._pool.executors_of(resident.model.version_id):
+            if executor.usable and executor.phase is Phase.DETACHED:
+                try:
+                    await self._attachments.attach(executor, resident)
+                except RouseError as error:
+                    LOG.warning("attach after swap failed instance=%s error=%s", executor.instance_id, error)
+                return
+
+    async def _roll_back(self, loading: _Loading, why: str) -> None:
+        """Leaves the device as if the load had not begun."""
+        resident = loading.resident
+        if self._background.stopped:
+            # Nobody would be told any more; the devices are purged at the end.
+            return
+        device, segment = resident.device, resident.segment
+        while holders := self._pool.holders(resident):
+            await asyncio.wait([self._attachments.settle(executor) for executor in holders])
+        if segment is not None:
+            await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
+            resident.segment = None
+            device.ledger.unmap(segment.size_bytes)
+        elif resident.promised_bytes:
+            device.ledger.release(resident.promised_bytes)
+            resident.promised_bytes = 0
+        resident.machine = resident.machine.after(Step.SWAP_FAILED, why, self._clock.now())
+        del device.residents[resident.model.version_id]
+
+    def _as_error(self, loading: _Loading, failure: Exception) -> RouseError:
+        model, device = loading.resident.model, loading.resident.device
+        return Internal(
+            "SWAP_FAILED",
+            f"swapping function {model.function} in to device {device.name} failed after {loading.copied_bytes} B: "
+            f"{type(failure).__name__} {failure}",
+            function=model.function,
+            device=device.name,
+        )
+
+    def _function(self, version_id: str) -> str:
+        return self._pool.models[version_id].function
+
+    # ---- for those who wait until nothing is left ----
+
+    async def clear(self, model: Model, reason: str) -> int:
+        """Evicts a version from every device, waiting for what executes. Returns the bytes freed."""
+        freed = 0
+        await self.cancel_loads(model.version_id)
+        while residents := self._pool.residents_of(model.version_id):
+            resting = [r for r in residents if r.state in (Tier.DEVICE, Tier.EVICTING)]
+            for task in [self.evict(r, reason) for r in resting]:
+                freed += await asyncio.shield(task)
+            if not resting:
+                await self._wakeup.changed()
+        return freed
+
+    async def clear_artefact(self, artefact: Artefact) -> None:
+        """Evicts the copies of an artefact that leaves host memory; nothing serves it, so nothing executes."""
+        for model in self._pool.models_of(artefact.digest):
+            await self.clear(model, "its host copy leaves")

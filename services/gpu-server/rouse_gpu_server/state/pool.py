@@ -1,0 +1,162 @@
+"""The node's devices as one pool: every record in one place, and the snapshot that policies decide on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rouse_gpu_server.state.records import Artefact, Device, Executor, Lease, Model, Resident
+from rouse_gpu_server.state.residency import Step, Tier
+from rouse_gpu_server.state.waiting import WaitingList
+from rouse_policy import scheduling
+
+PHASES = {
+    Tier.SWAPPING_IN: scheduling.Phase.LOADING,
+    Tier.DEVICE: scheduling.Phase.RESTING,
+    Tier.EXECUTING: scheduling.Phase.EXECUTING,
+    Tier.EVICTING: scheduling.Phase.LEAVING,
+}
+
+
+@dataclass
+class Pool:
+    """Everything that gpu-server knows. Methods only change records and keep them consistent."""
+
+    devices: dict[str, Device]
+    waiting: WaitingList
+    models: dict[str, Model] = field(default_factory=dict)
+    artefacts: dict[str, Artefact] = field(default_factory=dict)
+    executors: dict[str, Executor] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    # The coordinator has told once which executors there are.
+    synced: bool = False
+
+    def executors_of(self, version_id: str) -> list[Executor]:
+        return [e for e in self.executors.values() if e.version_id == version_id and e.alive]
+
+    def holders(self, resident: Resident) -> list[Executor]:
+        """Executors that may have the resident's memory mapped."""
+        return [e for e in self.executors.values() if e.attached is resident]
+
+    def residents_of(self, version_id: str) -> list[Resident]:
+        return [d.residents[version_id] for d in self.devices.values() if version_id in d.residents]
+
+    def models_of(self, digest: str) -> list[Model]:
+        return [m for m in self.models.values() if m.artefact.digest == digest]
+
+    def fits_at_all(self, size_bytes: int, working_bytes: int) -> bool:
+        return size_bytes == 0 or any(
+            size_bytes + working_bytes <= d.ledger.capacity_bytes for d in self.devices.values()
+        )
+
+    def artefact_in_use(self, artefact: Artefact, now: float) -> str:
+        """Why an artefact must stay on its tiers (`now` in monotonic seconds); empty where it may go."""
+        if artefact.pins:
+            return "being read"
+        if any(self.executors_of(m.version_id) for m in self.models_of(artefact.digest)):
+            return "an instance serves it"
+        if artefact.held_until > now:
+            return f"staged for an instance that has {artefact.held_until - now:.0f} s to appear"
+        return ""
+
+    def forget(self, artefact: Artefact) -> None:
+        """Removes the records of an artefact that is on no tier, and of its versions that nothing serves."""
+        for model in self.models_of(artefact.digest):
+            if not model.dropping and not self.executors_of(model.version_id):
+                del self.models[model.version_id]
+        if not self.models_of(artefact.digest):
+            del self.artefacts[artefact.digest]
+
+    # ---- leases ----
+
+    def claim(self, lease: Lease, reason: str, now: float, wall: float) -> None:
+        """Takes the device's compute slot, its working memory and the executor."""
+        resident = lease.resident
+        assert lease.executor.usable
+        if resident is not None:
+            assert resident.device.lease is None
+            resident.machine = resident.machine.after(Step.EXECUTE, reason, wall)
+            resident.device.ledger.reserve(lease.model.working_bytes)
+            resident.device.lease = lease
+            resident.last_used_at = now
+        lease.model.artefact.last_used_at = now
+        lease.executor.lease = lease
+
+    def name_lease(self, lease: Lease) -> None:
+        """Gives a claimed lease its id under the executor's present attachment."""
+        lease.executor.leases_made += 1
+        lease.lease_id = f"{lease.executor.attachment_id}/{lease.executor.leases_made}"
+        self.leases[lease.lease_id] = lease
+
+    def end(self, lease: Lease, reason: str, now: float, wall: float) -> None:
+        """Gives everything back that `claim` took."""
+        resident = lease.resident
+        if resident is not None:
+            assert resident.device.lease is lease
+            resident.device.ledger.release(lease.model.working_bytes)
+            resident.device.lease = None
+            resident.machine = resident.machine.after(Step.FINISHED, reason, wall)
+            resident.last_used_at = now
+        assert lease.executor.lease is lease
+        lease.executor.lease = None
+        self.leases.pop(lease.lease_id, None)
+
+    # ---- policy ----
+
+    def snapshot(self) -> scheduling.Snapshot:
+        """What the scheduling policy needs to know."""
+        free = [e for e in self.executors.values() if e.usable]
+        counts: dict[str, int] = {}
+        for executor in free:
+            counts[executor.version_id] = counts.get(executor.version_id, 0) + 1
+        waiters = self.waiting.heads(counts)
+        residents = [r for d in self.devices.values() for r in d.residents.values()]
+        versions = {w.version_id for w in waiters} | {r.model.version_id for r in residents}
+        return scheduling.Snapshot(
+            devices=tuple(
+                scheduling.Device(d.name, d.ledger.capacity_bytes, d.lease is not None) for d in self.devices.values()
+            ),
+            residents=tuple(
+                scheduling.Resident(r.model.version_id, r.device.name, self._phase(r), r.loaded_at, r.last_used_at)
+                for r in residents
+            ),
+            models={
+                v: self._model(m) for v in versions if (m := self.models.get(v)) is not None and m.artefact.on_disk
+            },
+            executors=tuple(
+                scheduling.Executor(
+                    e.instance_id, e.version_id, e.attached.device.name if e.attached is not None else None
+                )
+                for e in free
+                if e.version_id in versions
+            ),
+            waiters=tuple(scheduling.Waiter(w.ticket, w.version_id, w.arrived, w.deadline) for w in waiters),
+        )
+
+    def _phase(self, resident: Resident) -> scheduling.Phase:
+        if resident.state is Tier.EVICTING and any(e.stuck for e in self.holders(resident)):
+            return scheduling.Phase.STUCK
+        return PHASES[resident.state]
+
+    def _model(self, model: Model) -> scheduling.Model:
+        in_memory = model.artefact.machine.state is Tier.HOST
+        source = scheduling.HOST if in_memory else scheduling.DISK
+        return scheduling.Model(model.version_id, model.size_bytes, model.working_bytes, source, model.gap_s)
+
+    def check(self) -> None:
+        """Raises AssertionError where the records contradict each other; for tests and idle moments."""
+        for device in self.devices.values():
+            ledger, residents = device.ledger, device.residents.values()
+            assert ledger.mapped_bytes == sum(r.segment.size_bytes for r in residents if r.segment is not None)
+            promised = sum(r.promised_bytes for r in residents)
+            working = device.lease.model.working_bytes if device.lease is not None else 0
+            assert ledger.reserved_bytes == promised + working
+            assert ledger.free_bytes >= 0
+            executing = [r for r in residents if r.state is Tier.EXECUTING]
+            assert len(executing) == (device.lease is not None)
+            assert all(r.segment is not None for r in residents if r.state in (Tier.DEVICE, Tier.EXECUTING))
+        for executor in self.executors.values():
+            if executor.attached is not None:
+                resident = executor.attached
+                assert resident.device.residents.get(executor.version_id) is resident
+                assert resident.segment is not None
+            assert executor.lease is None or executor.lease.executor is executor

@@ -1,0 +1,267 @@
+"""The things on a node that gpu-server keeps track of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from rouse_contracts.functions import FunctionVersion
+from rouse_contracts.repository import Artefact as ArtefactMessage
+from rouse_gpu_server.backends import DeviceBackend, Segment
+from rouse_gpu_server.state.ledger import Ledger, round_up
+from rouse_gpu_server.state.residency import Machine, Tier
+
+# Weight of the newest gap in the mean time between requests.
+GAP_SMOOTHING = 0.3
+KEPT_SWAPS = 8
+# An executor that refuses so many attachments in a row is of no use and is ended.
+MAX_REFUSALS = 3
+
+
+@dataclass
+class Artefact:
+    """An artefact on the node's tiers.
+
+    Args:
+        digest: its content hash.
+        machine: ABSENT, DISK or HOST.
+        message: what model-repository says of it; None before it was asked.
+        path: folder of its files; None where absent.
+        image: file of its host image; None where there is none.
+        last_used_at: monotonic seconds.
+        held_until: monotonic seconds until which it stays although nothing serves it yet.
+        pins: copies that are reading it, builds that are making it.
+    """
+
+    digest: str
+    machine: Machine
+    message: ArtefactMessage | None = None
+    path: Path | None = None
+    image: Path | None = None
+    last_used_at: float = 0.0
+    held_until: float = 0.0
+    pins: int = 0
+
+    @property
+    def image_bytes(self) -> int:
+        return self.message.layout.image_bytes if self.message is not None else 0
+
+    @property
+    def on_disk(self) -> bool:
+        return self.machine.state is not Tier.ABSENT
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One finished swap-in, for the traces of all who waited for it; times in seconds since 1970."""
+
+    device: str
+    size_bytes: int
+    source: str
+    evicted: tuple[str, ...]
+    reason: str
+    started: float
+    ended: float
+    error: str = ""
+
+
+@dataclass
+class Model:
+    """A version that this node works with.
+
+    Args:
+        version: as it was given to us.
+        artefact: its weights; versions of one artefact share it.
+        gap_s: smoothed time between requests, seconds; infinite before the second.
+        swaps: the newest swaps, whether or not they succeeded.
+        dropping: it is being dropped and takes no requests.
+    """
+
+    version: FunctionVersion
+    artefact: Artefact
+    gap_s: float = float("inf")
+    last_arrival: float | None = None
+    swap_ins: int = 0
+    swaps: deque[Swap] = field(default_factory=lambda: deque(maxlen=KEPT_SWAPS))
+    dropping: bool = False
+
+    @property
+    def version_id(self) -> str:
+        return self.version.version_id
+
+    @property
+    def function(self) -> str:
+        return self.version.spec.name
+
+    @property
+    def size_bytes(self) -> int:
+        """Device memory of its weights, whole pages."""
+        known = self.artefact.image_bytes if self.artefact.message is not None else self.version.weights_bytes
+        return round_up(known)
+
+    @property
+    def working_bytes(self) -> int:
+        """Device memory beside the weights while one request executes, whole pages."""
+        return round_up(self.version.spec.resources.working_memory_bytes)
+
+    def note_arrival(self, now: float) -> None:
+        if self.last_arrival is not None:
+            gap = now - self.last_arrival
+            known = self.gap_s != float("inf")
+            self.gap_s = GAP_SMOOTHING * gap + (1 - GAP_SMOOTHING) * self.gap_s if known else gap
+        self.last_arrival = now
+
+
+@dataclass(eq=False)
+class Resident:
+    """A model's copy on one device; times in monotonic seconds.
+
+    Args:
+        segment: its memory, once allocated.
+        promised_bytes: memory that is reserved for it in the ledger and not mapped yet.
+    """
+
+    model: Model
+    device: Device
+    machine: Machine
+    segment: Segment | None = None
+    promised_bytes: int = 0
+    loaded_at: float = 0.0
+    last_used_at: float = 0.0
+
+    @property
+    def state(self) -> Tier:
+        return self.machine.state
+
+
+@dataclass(eq=False)
+class Device:
+    """A device: its memory, what is on it, and who computes on it."""
+
+    name: str
+    kind: str
+    ledger: Ledger
+    backend: DeviceBackend
+    residents: dict[str, Resident] = field(default_factory=dict)
+    lease: Lease | None = None
+    swap_ins: int = 0
+    evictions: int = 0
+
+    def has_room_for(self, newcomer: Resident) -> bool:
+        """Whether the newcomer's weights can be mapped so that each resident can still execute."""
+        size = newcomer.model.size_bytes
+        runnable = [
+            r for r in self.residents.values() if r.state is not Tier.EVICTING and (r.segment or r.promised_bytes)
+        ]
+        working = max(r.model.working_bytes for r in [newcomer, *runnable])
+        promised = sum(r.promised_bytes for r in self.residents.values())
+        fits = self.ledger.mapped_bytes + promised + size + working <= self.ledger.capacity_bytes
+        return fits and size <= self.ledger.free_bytes
+
+
+class Phase(Enum):
+    """What is known of an executor's attachment."""
+
+    UNKNOWN = "UNKNOWN"
+    DETACHED = "DETACHED"
+    ATTACHING = "ATTACHING"
+    ATTACHED = "ATTACHED"
+    GONE = "GONE"
+
+
+class Turn(Enum):
+    """What happens to it."""
+
+    DETACHED = "DETACHED"
+    ATTACH = "ATTACH"
+    ATTACHED = "ATTACHED"
+    DOUBT = "DOUBT"
+    GONE = "GONE"
+
+
+EXECUTOR_TABLE = {
+    (Phase.UNKNOWN, Turn.DETACHED): Phase.DETACHED,
+    (Phase.DETACHED, Turn.ATTACH): Phase.ATTACHING,
+    (Phase.ATTACHING, Turn.ATTACHED): Phase.ATTACHED,
+    (Phase.ATTACHING, Turn.DOUBT): Phase.UNKNOWN,
+    (Phase.ATTACHED, Turn.DOUBT): Phase.UNKNOWN,
+    (Phase.DETACHED, Turn.DOUBT): Phase.UNKNOWN,
+    (Phase.UNKNOWN, Turn.GONE): Phase.GONE,
+    (Phase.DETACHED, Turn.GONE): Phase.GONE,
+    (Phase.ATTACHING, Turn.GONE): Phase.GONE,
+    (Phase.ATTACHED, Turn.GONE): Phase.GONE,
+}
+
+
+@dataclass(eq=False)
+class Executor:
+    """An instance's process.
+
+    Args:
+        started_at: start time of the process where it is visible, against reuse of its pid.
+        attached: the resident that it may have mapped; kept until it is known to be detached or gone.
+        attachment_id: of the present attachment.
+        refusals: attachments that failed in a row.
+        stuck: it did not detach within the limit.
+        condemned: the coordinator was told to end it.
+    """
+
+    instance_id: str
+    version_id: str
+    address: str
+    pid: int
+    phase: Phase = Phase.UNKNOWN
+    started_at: int | None = None
+    attached: Resident | None = None
+    attachment_id: str = ""
+    lease: Lease | None = None
+    leases_made: int = 0
+    refusals: int = 0
+    stuck: bool = False
+    condemned: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def turn(self, event: Turn) -> None:
+        """Moves its phase on. Raises RuntimeError where the table has no such step."""
+        following = EXECUTOR_TABLE.get((self.phase, event))
+        if following is None:
+            raise RuntimeError(f"executor {self.instance_id}: {event.name} is not allowed in {self.phase.name}")
+        self.phase = following
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can take a request now."""
+        known = self.phase in (Phase.DETACHED, Phase.ATTACHED)
+        return known and self.lease is None and not self.condemned and self.refusals < MAX_REFUSALS
+
+    @property
+    def alive(self) -> bool:
+        return self.phase is not Phase.GONE
+
+
+@dataclass(eq=False)
+class Lease:
+    """The right to compute on a device with an executor; times in monotonic seconds.
+
+    Args:
+        resident: None for models without weights, which take no device.
+        ending: it was given up and its executor is being made idle.
+    """
+
+    ticket: int
+    model: Model
+    executor: Executor
+    resident: Resident | None
+    owner: str
+    incarnation: str
+    expires_at: float
+    granted_at: float
+    lease_id: str = ""
+    ending: bool = False
+
+    @property
+    def device_name(self) -> str:
+        return self.resident.device.name if self.resident is not None else "host"
