@@ -1,0 +1,140 @@
+"""A node-router with doubles of its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from rouse_common.lifecycle import App
+from rouse_common.rpc import Channels, RpcServer, call
+from rouse_contracts import cluster, device, node
+from rouse_testkit.doubles_node import MAX_MESSAGE_BYTES, DeviceDouble, ExecutorDouble
+from rouse_testkit.running import Running, running
+
+
+class UsageDouble(cluster.ClusterServiceServicer):
+    """The part of cluster-manager that takes usage records."""
+
+    def __init__(self) -> None:
+        self.records: list[cluster.UsageRecord] = []
+        self.changed = asyncio.Condition()
+        self.address = "127.0.0.1:0"
+        self._server: RpcServer | None = None
+
+    async def start(self) -> str:
+        """Serves; at the same address when it is started again."""
+        self._server = RpcServer(self.address, max_message_bytes=MAX_MESSAGE_BYTES)
+        self._server.add(cluster.add_ClusterServiceServicer_to_server, self, cluster.DESCRIPTOR)
+        await self._server.start()
+        self.address = self._server.address
+        return self.address
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0)
+
+    async def RecordUsage(
+        self, request: cluster.RecordUsageRequest, context: grpc.aio.ServicerContext
+    ) -> cluster.RecordUsageResponse:
+        async with self.changed:
+            self.records += request.records
+            self.changed.notify_all()
+        return cluster.RecordUsageResponse()
+
+    async def until(self, count: int) -> dict[str, cluster.UsageRecord]:
+        """Records by request once there are `count` of them."""
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: len(self.records) >= count)
+        return {record.request_id: record for record in self.records}
+
+
+class RouterNode:
+    """A router with its neighbours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.devices, self.usage = DeviceDouble(), UsageDouble()
+        self.channels = Channels(MAX_MESSAGE_BYTES)
+        self.service: Running
+        self.stub: node.NodeServiceStub
+        self.address = ""
+
+    async def add_executor(self, version_id: str = "v1") -> ExecutorDouble:
+        number = sum(map(len, self.devices.executors.values()))
+        executor = ExecutorDouble(self.folder / f"x{number}.sock")
+        await executor.start()
+        self.devices.executors.setdefault(version_id, []).append(executor)
+        return executor
+
+    async def infer(
+        self, request_id: str = "r", *, version_id: str = "v1", timeout_s: float = 10.0, capacity: int = 0,
+        inputs: bytes = b"in",
+    ) -> node.InferResponse:  # fmt: skip
+        request = node.InferRequest(
+            function="f",
+            version_id=version_id,
+            request_id=request_id,
+            inputs=inputs,
+            output_names=["y"],
+            queue_capacity=capacity,
+        )
+        answer: node.InferResponse = await call(self.stub.Infer, request, timeout_s=timeout_s)
+        return answer
+
+    async def row(self) -> node.QueueSummary:
+        described = await call(self.stub.DescribeQueues, node.DescribeQueuesRequest(), timeout_s=5)
+        summary: node.QueueSummary
+        (summary,) = described.queues
+        return summary
+
+    async def row_with(self, **counts: int) -> node.QueueSummary:
+        """The row once it shows these counts. Raises TimeoutError."""
+        async with asyncio.timeout(10):
+            while True:
+                row = await self.row()
+                if all(getattr(row, name) == count for name, count in counts.items()):
+                    return row
+
+    async def all_released(self) -> None:
+        await self.devices.until(lambda: not self.devices.held and not self.devices.waiting)
+
+
+class Held:
+    """A behaviour that starts, and ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.started: asyncio.Queue[str] = asyncio.Queue()
+        self.go = asyncio.Event()
+
+    async def __call__(self, request: device.ExecuteRequest) -> device.ExecuteResponse:
+        self.started.put_nowait(request.request_id)
+        await self.go.wait()
+        return device.ExecuteResponse(outputs=b"late", device_ms=3.0)
+
+
+@asynccontextmanager
+async def router_node(
+    make: Callable[..., App], folder: Path, redis_url: str, **options: Any
+) -> AsyncIterator[RouterNode]:
+    """Runs the router that `make` makes of its settings, between its neighbours."""
+    made = RouterNode(folder)
+    gpu_server, cluster_manager = await made.devices.start(), await made.usage.start()
+    app = make(node_id="node0", gpu_server=gpu_server, cluster_manager=cluster_manager, redis=redis_url, **options)
+    async with running(app) as made.service:
+        made.address = await made.service.ready()
+        made.stub = node.NodeServiceStub(made.channels.get(made.address))
+        try:
+            yield made
+        finally:
+            await made.channels.close()
+    for executors in made.devices.executors.values():
+        for executor in executors:
+            await executor.kill()
+    await made.devices.stop()
+    await made.usage.stop()
