@@ -98,8 +98,8 @@ def _show(state: State, result: rouse.Result) -> None:
         shown = np.array2string(
             array, precision=4, suppress_small=True, threshold=64, edgeitems=3, max_line_width=width
         )
-        state.out.print(f"[bold]{escape(key)}[/bold] [dim]{_datatype(array)} {escape(str(list(array.shape)))}[/dim]")
-        state.out.print("  " + escape(shown).replace("\n", "\n  "))
+        state.say(f"[bold]{escape(key)}[/bold] [dim]{_datatype(array)} {escape(str(list(array.shape)))}[/dim]")
+        state.say("  " + escape(shown).replace("\n", "\n  "))
     timings = result.timings
     parts = {
         "held": timings.held_ms,
@@ -108,8 +108,8 @@ def _show(state: State, result: rouse.Result) -> None:
         "execute": timings.execute_ms,
     }
     steps = ", ".join(f"{key} {text.milliseconds(value)}" for key, value in parts.items())
-    state.out.print(
+    state.say(
         f"[bold green]✓[/bold green] {text.milliseconds(timings.total_ms)} on {escape(result.node)}/"
         f"{escape(result.device)} [dim]({steps})[/dim]"
     )
-    state.out.print(f"  trace {result.trace_id}", style="dim")
+    state.say(f"  [dim]trace {result.trace_id}[/dim]")

@@ -64,16 +64,16 @@ def deploy(
         state.emit(done)
         return
     function = escape(done.function)
-    state.out.print(
+    state.say(
         f"[bold green]✓[/bold green] [bold]{function}[/bold] version {done.version.version} is {text.state(done.state)}"
     )
     loaded = f", loaded in {text.milliseconds(done.wake_ms)}" if wake else ""
-    state.out.print(
+    state.say(
         f"  {done.files} files of {text.size(done.total_bytes)}, {text.size(done.uploaded_bytes)} sent; "
         f"weights {text.size(done.version.weights_bytes)}; hashed in {text.milliseconds(done.hash_ms)}, "
         f"sent in {text.milliseconds(done.upload_ms)}{loaded}"
     )
-    state.out.print(f"  call it: rouse infer {function} --random", style="dim")
+    state.say(f"  [dim]call it: rouse infer {function} --random[/dim]")
 
 
 def _option(text: str) -> tuple[str, str]:

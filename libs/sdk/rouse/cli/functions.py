@@ -23,9 +23,9 @@ def functions(state: State) -> None:
         state.emit({"functions": found})
         return
     if not found:
-        state.out.print("no functions yet; deploy one with `rouse deploy FOLDER`")
+        state.say("no functions yet; deploy one with `rouse deploy FOLDER`")
         return
-    table = text.table("function", "state", ">version", ">weights", ">instances", "takes", "reason")
+    table = text.table("!function", "!state", ">version", ">weights", ">instances", "takes", "reason")
     for function in found:
         version = function.version
         table.add_row(
@@ -52,12 +52,12 @@ def describe(state: State, name: str) -> None:
         state.emit(found)
         return
     function, version = found.function, found.function.version
-    state.out.print(f"[bold]{escape(function.name)}[/bold] {text.state(function.state)} {escape(function.reason)}")
+    state.say(f"[bold]{escape(function.name)}[/bold] {text.state(function.state)}  {escape(function.reason)}".rstrip())
     if version is not None:
         _version(state, version)
     usage = found.usage
     mean = f", {text.milliseconds(usage.swap_ms / usage.swap_ins)} each" if usage.swap_ins else ""
-    state.out.print(
+    state.say(
         f"usage     {usage.requests} requests, {usage.failures} failed; devices worked "
         f"{text.milliseconds(usage.device_ms)}; {usage.swap_ins} swap-ins{mean}"
     )
@@ -66,21 +66,19 @@ def describe(state: State, name: str) -> None:
 
 def _version(state: State, version: rouse.Version) -> None:
     if version.description:
-        state.out.print(escape(version.description))
-    state.out.print(f"takes     {', '.join(text.tensor(spec) for spec in version.inputs)}")
-    state.out.print(f"gives     {', '.join(text.tensor(spec) for spec in version.outputs)}")
+        state.say(escape(version.description))
+    state.say(f"takes     {', '.join(text.tensor(spec) for spec in version.inputs)}")
+    state.say(f"gives     {', '.join(text.tensor(spec) for spec in version.outputs)}")
     scaling, resources = version.scaling, version.resources
-    state.out.print(
+    state.say(
         f"scaling   {scaling.min_instances} to {scaling.max_instances} instances, sleeps after "
         f"{scaling.idle_timeout_s:g} s; working memory {text.size(resources.working_memory_bytes)}; "
         f"queue of {version.queue_capacity}"
     )
     if version.objective is not None:
-        state.out.print(
-            f"objective {version.objective.percentile:.2%} of requests within {version.objective.latency_ms} ms"
-        )
+        state.say(f"objective {version.objective.percentile:.2%} of requests within {version.objective.latency_ms} ms")
     if version.options:
-        state.out.print("options   " + escape(", ".join(f"{key}={value}" for key, value in version.options.items())))
+        state.say("options   " + escape(", ".join(f"{key}={value}" for key, value in version.options.items())))
 
 
 def _tables(state: State, found: rouse.Description) -> None:
@@ -95,15 +93,17 @@ def _tables(state: State, found: rouse.Description) -> None:
             text.ago(version.created_at),
             version.artefact_digest[:12],
         )
+    state.out.print()
     state.out.print(versions)
     if found.instances:
-        instances = text.table("instance", "version", "node", "state", "since", "reason", title="instances")
+        instances = text.table("!instance", "version", "!node", "!state", "!since", "reason", title="instances")
         for i in found.instances:
             number = numbers.get(i.version_id, i.version_id)
             instances.add_row(i.instance_id, number, i.node, text.state(i.state), text.ago(i.since), escape(i.reason))
+        state.out.print()
         state.out.print(instances)
     if found.residency:
-        residency = text.table("version", "node", "on", "state", ">size", ">swap-ins", "why", title="residency")
+        residency = text.table("version", "!node", "!on", "!state", ">size", ">swap-ins", "why", title="residency")
         for r in found.residency:
             residency.add_row(
                 numbers.get(r.version_id, r.version_id),
@@ -114,11 +114,13 @@ def _tables(state: State, found: rouse.Description) -> None:
                 str(r.swap_ins),
                 escape(r.reason),
             )
+        state.out.print()
         state.out.print(residency)
     if found.events:
-        events = text.table("when", "event", "subject", "message", title="events")
+        events = text.table("!when", "!event", "subject", "message", title="events")
         for event in found.events:
             events.add_row(text.ago(event.at), event.kind, escape(event.subject), escape(event.message))
+        state.out.print()
         state.out.print(events)
 
 
@@ -134,4 +136,4 @@ def delete(state: State, name: str, timeout: float) -> None:
     if state.json:
         state.emit({"deleted": name})
         return
-    state.out.print(f"[bold green]✓[/bold green] [bold]{escape(name)}[/bold] is deleted")
+    state.say(f"[bold green]✓[/bold green] [bold]{escape(name)}[/bold] is deleted")

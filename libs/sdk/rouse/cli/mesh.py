@@ -15,7 +15,7 @@ from rouse.cli import text
 from rouse.cli.state import State, common, pass_state
 
 VERSION_TIMEOUT_S = 3.0
-BAR_WIDTH = 24
+BAR_WIDTH = 16
 
 
 @click.command(
@@ -41,29 +41,39 @@ def status(state: State) -> None:
     """Services, nodes, devices and what is on them."""
     with state.client() as client:
         found = client.status()
+        names = {} if state.json else _names(client)
     if state.json:
         state.emit(found)
         return
-    state.out.print(
-        f"mesh [bold]{escape(found.mesh_version)}[/bold] at {escape(client.address)}, {found.functions} functions"
+    plural = "" if found.functions == 1 else "s"
+    state.say(
+        f"mesh [bold]{escape(found.mesh_version)}[/bold] at {escape(client.address)}, {found.functions} "
+        f"function{plural}"
     )
-    services = text.table("service", "state", "address")
+    state.out.print()
+    services = text.table("service", "!state", "address")
     for service in found.services:
         services.add_row(service.name, text.state(service.state), service.address)
     state.out.print(services)
     for node in found.nodes:
-        _node(state, node)
+        state.out.print()
+        _node(state, node, names)
     if not found.nodes:
-        state.out.print("no nodes yet")
+        state.say("no nodes yet")
 
 
-def _node(state: State, node: rouse.Node) -> None:
-    state.out.print(
+def _names(client: rouse.Client) -> dict[str, str]:
+    """Function names by the id of their active version; devices know versions only."""
+    return {f.version.version_id: f.name for f in client.functions() if f.version is not None}
+
+
+def _node(state: State, node: rouse.Node, names: dict[str, str]) -> None:
+    heard = f"  [dim]heard of {text.ago(node.last_heartbeat)}[/dim]" if node.last_heartbeat else ""
+    state.say(
         f"[bold]{escape(node.node)}[/bold] {text.state(node.state)}  instances {node.instances}  host memory "
-        f"{text.size(node.host_used_bytes)} of {text.size(node.host_capacity_bytes)}  "
-        f"[dim]heard of {text.ago(node.last_heartbeat)}[/dim]"
+        f"{text.size(node.host_used_bytes)} of {text.size(node.host_capacity_bytes)}{heard}"
     )
-    devices = text.table("device", "memory", "", ">swap-ins", ">evictions", "executing", "on it")
+    devices = text.table("!device", "!memory", "!", ">swap-ins", ">evictions", "executing", "!on it")
     for device in node.devices:
         used = device.mapped_bytes + device.reserved_bytes
         devices.add_row(
@@ -73,12 +83,15 @@ def _node(state: State, node: rouse.Node) -> None:
             str(device.swap_ins),
             str(device.evictions),
             escape(device.executing) or "[dim]-[/dim]",
-            "\n".join(
-                f"{escape(r.version_id)} {text.size(r.size_bytes)} {text.state(r.state)}" for r in device.residents
-            )
-            or "[dim]nothing[/dim]",
+            "\n".join(_resident(r, names) for r in device.residents) or "[dim]nothing[/dim]",
         )
     state.out.print(devices)
+
+
+def _resident(resident: rouse.Residency, names: dict[str, str]) -> str:
+    """As `bert 418 MiB`, with its state where it is more than being there."""
+    shown = f"{escape(names.get(resident.version_id, resident.version_id))} {text.size(resident.size_bytes)}"
+    return shown if resident.state == "DEVICE" else f"{shown} {text.state(resident.state)}"
 
 
 @click.command()
@@ -96,5 +109,5 @@ def version(state: State) -> None:
     if state.json:
         state.emit({"client": rouse.__version__, "mesh": mesh, "address": client.address})
         return
-    state.out.print(f"client {rouse.__version__}")
-    state.out.print(f"mesh   {escape(mesh) if mesh else f'not reachable at {escape(client.address)}'}")
+    state.say(f"client {rouse.__version__}")
+    state.say(f"mesh   {escape(mesh) if mesh else f'not reachable at {escape(client.address)}'}")

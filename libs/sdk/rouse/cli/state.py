@@ -41,6 +41,10 @@ class State:
     def client(self, timeout: float = READ_TIMEOUT_S) -> rouse.Client:
         return rouse.Client(self.address, timeout=timeout)
 
+    def say(self, markup: str) -> None:
+        """Prints a line to standard output, never broken."""
+        self.out.print(markup, soft_wrap=True)
+
     def emit(self, payload: Any) -> None:
         """Prints one JSON document to standard output."""
         click.echo(json.dumps(plain(payload), allow_nan=False, ensure_ascii=False))

@@ -72,13 +72,22 @@ def tensor(spec: rouse.TensorSpec) -> str:
 
 
 def table(*columns: str, title: str = "") -> Table:
-    """An empty table; a column that begins with '>' stands to the right."""
+    """An empty table. A column that begins with '>' stands to the right, one that begins with '!' never wraps."""
     made = Table(
-        box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False, expand=False
+        box=box.SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        show_edge=False,
     )
     for column in columns:
-        right = column.startswith(">")
+        right, whole = column.startswith(">"), column.startswith((">", "!"))
         made.add_column(
-            column.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold", header_style="dim"
+            column.lstrip(">!"),
+            justify="right" if right else "left",
+            no_wrap=whole,
+            overflow="fold",
+            header_style="dim",
         )
     return made

@@ -1,0 +1,9 @@
+"""Trains the digit reader and deploys it."""
+
+from train import build
+
+import rouse
+
+with rouse.Client() as client:
+    done = client.deploy(build())
+    print(f"{done.function} version {done.version.version} is {done.state}")
