@@ -70,9 +70,11 @@ def pip(*args: str) -> None:
 
 
 def make_venv() -> None:
+    # Not this interpreter where it is the environment's own, which is removed here.
+    base = getattr(sys, "_base_executable", sys.executable)
     if VENV.exists():
         shutil.rmtree(VENV)
-    run([sys.executable, "-m", "venv", str(VENV)])
+    run([base, "-m", "venv", str(VENV)])
 
 
 def check_machine() -> None:

@@ -1,0 +1,54 @@
+# One command each; `make` alone lists them. Every target sets up first, which does nothing where nothing changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup up demo test test-slow check fmt proto clean
+
+VENV := $(or $(ROUSE_VENV),.venv)
+PY := $(VENV)/bin/python
+BIN := $(VENV)/bin
+# The Python of an existing environment is kept; `make PYTHON=python3.12 setup` makes it anew with another.
+PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
+SOURCES := libs services tests scripts $(wildcard examples loadtest)
+# Arguments for pytest and for the mesh: make test ARGS="tests/unit -k config", make up ARGS="--nodes 2"
+ARGS ?=
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv with everything that Rouse needs
+	@$(PYTHON) scripts/setup.py
+
+up: setup ## run the mesh on this machine until Ctrl-C (ARGS="--help" lists the flags)
+	@exec $(PY) -m rouse_embedded up $(ARGS)
+
+demo: setup ## deploy and call models that do not fit on the device together, and show what happens
+	@exec $(PY) scripts/demo.py $(ARGS)
+
+test: setup ## run every test but the slow ones
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup ## run the slow tests
+	$(PY) -m pytest -m slow $(ARGS)
+
+check: setup ## check format, lint, types, contracts and the walls between packages
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy libs services scripts
+	$(BIN)/mypy tests
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code --exclude-path proto/inference
+	$(PY) -m pytest -q tests/arch
+
+fmt: setup ## format the sources
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix --exit-zero $(SOURCES)
+	$(BIN)/buf format --write --exclude-path proto/inference
+
+proto: setup ## generate the contracts' Python code
+	$(PY) libs/contracts/generate.py
+
+clean: ## remove the environment, generated code and caches
+	rm -rf $(VENV) libs/contracts/rouse_contracts/gen .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find libs services tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
