@@ -26,7 +26,7 @@ from rouse_contracts.device import (
     SyncExecutorsRequest,
     SyncExecutorsResponse,
 )
-from rouse_gpu_server.logic.leasing import Leasing
+from rouse_gpu_server.logic.leasing import Call, Leasing
 from rouse_gpu_server.logic.membership import Membership
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -69,9 +69,8 @@ class DeviceService(DeviceServiceServicer):
     async def Acquire(self, request: AcquireRequest, context: Context) -> AcquireResponse:
         _require(request.version_id, "version_id")
         timeout_s = remaining_s(context, self._default_deadline_s)
-        granted = await self._leasing.acquire(
-            request.version_id, request.request_id, request.owner, request.incarnation, timeout_s
-        )
+        call = Call(request.version_id, request.request_id, request.owner, request.incarnation, request.acquire_id)
+        granted = await self._leasing.acquire(call, timeout_s)
         lease = granted.lease
         return AcquireResponse(
             lease_id=lease.lease_id,
@@ -85,7 +84,11 @@ class DeviceService(DeviceServiceServicer):
         )
 
     async def Release(self, request: ReleaseRequest, context: Context) -> ReleaseResponse:
-        self._leasing.release(request.lease_id, request.device_ms, request.abandoned)
+        if request.lease_id:
+            self._leasing.release(request.lease_id, request.device_ms, request.abandoned)
+        else:
+            _require(request.acquire_id, "lease_id or acquire_id")
+            self._leasing.release_lost(request.acquire_id, request.abandoned)
         return ReleaseResponse()
 
     async def ReleaseAll(self, request: ReleaseAllRequest, context: Context) -> ReleaseAllResponse:

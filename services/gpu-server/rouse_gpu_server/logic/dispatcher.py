@@ -77,7 +77,7 @@ class Dispatcher:
                 continue
             for waiter in self._pool.waiting.of(version_id):
                 self._pool.waiting.remove(waiter)
-                self._fail(waiter, no_executor(version_id))
+                self.fail(waiter, no_executor(version_id))
 
     # ---- granting ----
 
@@ -93,6 +93,7 @@ class Dispatcher:
             model=self._pool.models[waiter.version_id],
             executor=executor,
             resident=resident,
+            acquire_id=waiter.acquire_id,
             owner=waiter.owner,
             incarnation=waiter.incarnation,
             expires_at=waiter.deadline + self._margin_s,
@@ -150,7 +151,8 @@ class Dispatcher:
         self._pool.end(lease, reason, self._clock.monotonic(), self._clock.now())
         self._wakeup.kick()
 
-    def _fail(self, waiter: Waiter, error: RouseError) -> None:
+    def fail(self, waiter: Waiter, error: RouseError) -> None:
+        """Ends the wait of a request that was taken out of the list."""
         if not waiter.outcome.done():
             waiter.outcome.set_exception(error)
 
@@ -159,7 +161,7 @@ class Dispatcher:
         for version_id in self._pool.waiting.versions():
             for waiter in self._pool.waiting.of(version_id):
                 self._pool.waiting.remove(waiter)
-                self._fail(waiter, error)
+                self.fail(waiter, error)
 
 
 def no_executor(version_id: str) -> Unavailable:

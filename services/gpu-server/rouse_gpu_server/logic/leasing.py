@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from rouse_common.clock import Clock
-from rouse_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, RouseError
+from rouse_common.errors import Cancelled, DeadlineExceeded, FailedPrecondition, ResourceExhausted, RouseError
 from rouse_common.telemetry import TRACER
 from rouse_gpu_server import metrics
 from rouse_gpu_server.logic.dispatcher import Dispatcher, no_executor
@@ -22,6 +22,17 @@ ANSWER_MARGIN_S = 0.005
 RETRY_S = 0.5
 # A rest of waiting after a swap shorter than this is no span of its own.
 SHORT_S = 0.0005
+
+
+@dataclass(frozen=True)
+class Call:
+    """An Acquire as its caller made it."""
+
+    version_id: str
+    request_id: str
+    owner: str
+    incarnation: str
+    acquire_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,16 +53,14 @@ class Leasing:
         self._pool, self._dispatcher, self._wakeup, self._clock = pool, dispatcher, wakeup, clock
         self._stopping: RouseError | None = None
 
-    async def acquire(
-        self, version_id: str, request_id: str, owner: str, incarnation: str, timeout_s: float
-    ) -> Granted:
+    async def acquire(self, call: Call, timeout_s: float) -> Granted:
         """Waits for a device that holds the version and is free to compute.
 
         Raises Unavailable NO_EXECUTOR, FailedPrecondition MODEL_TOO_LARGE, ResourceExhausted
         DEVICE_WAIT_FULL, DeadlineExceeded DEVICE_WAIT_TIMEOUT, or what made its swap fail. However it ends,
         it leaves nothing behind.
         """
-        waiter = self._enter(version_id, request_id, owner, incarnation, timeout_s)
+        waiter = self._enter(call, timeout_s)
         error: BaseException | None = None
         try:
             async with asyncio.timeout(max(0.0, timeout_s - ANSWER_MARGIN_S)):
@@ -70,7 +79,8 @@ class Leasing:
         assert granted.lease is lease
         return granted
 
-    def _enter(self, version_id: str, request_id: str, owner: str, incarnation: str, timeout_s: float) -> Waiter:
+    def _enter(self, call: Call, timeout_s: float) -> Waiter:
+        version_id = call.version_id
         if self._stopping is not None:
             raise self._stopping
         model = self._pool.models.get(version_id)
@@ -90,9 +100,10 @@ class Leasing:
         waiter = Waiter(
             ticket=self._pool.waiting.next_ticket(),
             version_id=version_id,
-            request_id=request_id,
-            owner=owner,
-            incarnation=incarnation,
+            request_id=call.request_id,
+            acquire_id=call.acquire_id,
+            owner=call.owner,
+            incarnation=call.incarnation,
             arrived=now,
             deadline=now + timeout_s,
             arrived_at=self._clock.now(),
@@ -168,6 +179,16 @@ class Leasing:
         else:
             self._dispatcher.release(lease, f"released after {device_ms:.1f} ms of work")
 
+    def release_lost(self, acquire_id: str, abandoned: bool) -> None:
+        """Ends an Acquire whose answer never reached its caller: what it was granted goes back, and where it
+        still waits it waits no more."""
+        waiter = self._pool.waiting.find(acquire_id)
+        if waiter is not None:
+            self._pool.waiting.remove(waiter)
+            self._dispatcher.fail(waiter, Cancelled("GIVEN_UP", f"{waiter.owner} gave request {waiter.request_id} up"))
+        for lease in [x for x in self._pool.leases.values() if x.acquire_id == acquire_id]:
+            self.release(lease.lease_id, 0.0, abandoned)
+
     def release_all(self, owner: str, incarnation: str) -> int:
         """Gives back the leases of an owner's earlier incarnations. Returns how many there were."""
         stale = [x for x in self._pool.leases.values() if x.owner == owner and x.incarnation != incarnation]
@@ -189,7 +210,8 @@ def too_large(pool: Pool, model: Model) -> FailedPrecondition:
     return FailedPrecondition(
         "MODEL_TOO_LARGE",
         f"function {model.function} needs {need} B on one device ({model.size_bytes} B weights and "
-        f"{model.working_bytes} B working memory); the largest device here, {largest.name}, has {largest.ledger.capacity_bytes} B",
+        f"{model.working_bytes} B working memory); the largest device here, {largest.name}, has "
+        f"{largest.ledger.capacity_bytes} B",
         function=model.function,
         device=largest.name,
     )

@@ -95,8 +95,7 @@ class Membership:
             model.dropping = True
             for waiter in self._pool.waiting.of(version_id):
                 self._pool.waiting.remove(waiter)
-                if not waiter.outcome.done():
-                    waiter.outcome.set_exception(no_executor(version_id))
+                self._dispatcher.fail(waiter, no_executor(version_id))
             device = await self._swapper.clear(model, "the version is dropped")
             digest = model.artefact.digest
             del self._pool.models[version_id]
@@ -167,8 +166,7 @@ class Membership:
             # Tried again when the coordinator next names the executor; who waits now hears why not.
             for waiter in self._pool.waiting.of(model.version_id):
                 self._pool.waiting.remove(waiter)
-                if not waiter.outcome.done():
-                    waiter.outcome.set_exception(error)
+                self._dispatcher.fail(waiter, error)
 
     async def _settle_first(self, executors: list[Executor]) -> None:
         """Nothing is granted before the executors of an earlier life are known to be idle, or had their time."""
@@ -187,4 +185,4 @@ class Membership:
                 continue
             for waiter in self._pool.waiting.of(version_id):
                 self._pool.waiting.remove(waiter)
-                waiter.outcome.set_exception(too_large(self._pool, model))
+                self._dispatcher.fail(waiter, too_large(self._pool, model))

@@ -13,6 +13,7 @@ from rouse_contracts.repository import Artefact as ArtefactMessage
 from rouse_gpu_server.backends import DeviceBackend, Segment
 from rouse_gpu_server.state.ledger import Ledger, round_up
 from rouse_gpu_server.state.residency import Machine, Tier
+from rouse_policy import scheduling
 
 # Weight of the newest gap in the mean time between requests.
 GAP_SMOOTHING = 0.3
@@ -248,6 +249,7 @@ class Lease:
 
     Args:
         resident: None for models without weights, which take no device.
+        acquire_id: the caller's name for the call that it was granted to; may be empty.
         ending: it was given up and its executor is being made idle.
     """
 
@@ -255,6 +257,7 @@ class Lease:
     model: Model
     executor: Executor
     resident: Resident | None
+    acquire_id: str
     owner: str
     incarnation: str
     expires_at: float
@@ -264,4 +267,4 @@ class Lease:
 
     @property
     def device_name(self) -> str:
-        return self.resident.device.name if self.resident is not None else "host"
+        return self.resident.device.name if self.resident is not None else scheduling.HOST

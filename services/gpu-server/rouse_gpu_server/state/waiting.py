@@ -14,6 +14,7 @@ class Waiter:
     """A request that waits; times in monotonic seconds.
 
     Args:
+        acquire_id: the caller's name for the call; may be empty.
         outcome: its lease, or the error that ends it.
         arrived_at: seconds since 1970, for traces.
         claimed: a grant is being prepared; it is no longer in the list.
@@ -22,6 +23,7 @@ class Waiter:
     ticket: int
     version_id: str
     request_id: str
+    acquire_id: str
     owner: str
     incarnation: str
     arrived: float
@@ -74,6 +76,10 @@ class WaitingList:
 
     def get(self, ticket: int) -> Waiter | None:
         return self._by_ticket.get(ticket)
+
+    def find(self, acquire_id: str) -> Waiter | None:
+        """The waiter of a call; linear, for the rare case that a caller gave up."""
+        return next((w for w in self._by_ticket.values() if w.acquire_id == acquire_id), None)
 
     def versions(self) -> list[str]:
         return list(self._by_version)
