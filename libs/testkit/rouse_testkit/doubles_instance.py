@@ -124,7 +124,7 @@ class RunningInstance:
     async def attach(self, segment: Path, attachment: str = "a1", threads: int = 1) -> None:
         """Attaches a device's copy. Raises RouseError."""
         request = device.AttachRequest(
-            segment_path=str(segment), size_bytes=os.path.getsize(segment), device="cpu0",
+            segment_path=str(segment), size_bytes=self.staged.artefact.layout.image_bytes, device="cpu0",
             threads=threads, lease_id=attachment,
         )  # fmt: skip
         await call(self.executor.Attach, request, timeout_s=CALL_TIMEOUT_S)

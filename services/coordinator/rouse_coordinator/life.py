@@ -86,7 +86,7 @@ class Living:
         process: InstanceProcess | None = None
         try:
             try:
-                process = await self._spawn(instance_id, life)
+                process = self._spawn(instance_id, life)
                 await self._load(instance_id, life, process)
                 reason = await self._serve(life, process)
             except NotLoaded as error:
@@ -106,11 +106,11 @@ class Living:
             life.assignment.cancel()
             life.loaded.cancel()
 
-    async def _spawn(self, instance_id: str, life: Life) -> InstanceProcess:
+    def _spawn(self, instance_id: str, life: Life) -> InstanceProcess:
         pump = LinePump(life.version.spec.name, instance_id, self._clock)
         launch = Launch(instance_id, life.token, life.version, self._coordinator)
         try:
-            process = await launch_instance(launch, self._config, pump, self._socket(instance_id))
+            process = launch_instance(launch, self._config, pump, self._socket(instance_id))
         except OSError as error:
             raise NotLoaded(f"the machine does not start a process: {error.strerror}") from error
         limit_memory(process.pid, life.version.spec.resources.host_memory_limit_bytes, life.version.weights_bytes)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
 from rouse_coordinator.config import CoordinatorConfig
-from rouse_coordinator.lines import LinePump
+from rouse_coordinator.lines import CHUNK_BYTES, LinePump
 
 # What an instance may see of our environment. No credentials, no proxies, no Python settings.
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
@@ -66,27 +67,31 @@ def environment(launch: Launch, config: CoordinatorConfig, ours: Mapping[str, st
 class InstanceProcess:
     """One running instance, in a session and process group of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process, pump: LinePump, socket: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], pump: LinePump, socket: Path) -> None:
         self._process, self._pump, self._socket = process, pump, socket
-        assert process.stdout is not None
-        self._lines = asyncio.create_task(pump.run(process.stdout))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = process.pid
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._lines = asyncio.create_task(self._read())
+        # Readable at the moment in which the process ends.
+        self._descriptor = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
-        return self._process.returncode
+        """The exit code, negative for a signal; None while it runs."""
+        return self._exit.result() if self._exit.done() else None
+
+    @property
+    def last_lines(self) -> Sequence[str]:
+        return self._pump.last_lines
 
     async def wait(self) -> int:
-        """The exit code, negative for a signal, as soon as the process is gone; may be awaited by several."""
-        return await self._process.wait()
+        """The exit code, as soon as the process is gone; may be awaited by several."""
+        return await asyncio.shield(self._exit)
 
     async def ended(self) -> int:
         """As `wait`; then ends what the process started, reads its last lines and removes its socket."""
-        code = await self._process.wait()
+        code = await self.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         done, _ = await asyncio.wait([self._lines], timeout=PIPE_DRAIN_S)
@@ -98,25 +103,39 @@ class InstanceProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process group; nothing where the process is gone."""
-        if self._process.returncode is None:
+        if not self._exit.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
-    @property
-    def last_lines(self) -> Sequence[str]:
-        return self._pump.last_lines
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._exit.set_result(self._process.wait())
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        reader = asyncio.StreamReader(limit=CHUNK_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout
+        )
+        try:
+            await self._pump.run(reader)
+        finally:
+            transport.close()
 
 
-async def launch_instance(launch: Launch, config: CoordinatorConfig, pump: LinePump, socket: Path) -> InstanceProcess:
+def launch_instance(launch: Launch, config: CoordinatorConfig, pump: LinePump, socket: Path) -> InstanceProcess:
     """Starts an instance. Raises OSError where the machine refuses to.
 
-    To be called on the event loop's thread: the kernel ends an instance when the thread that made it ends.
+    On the event loop's thread: the kernel ends an instance when the thread that made it ends. By `subprocess`, which
+    uses vfork: the loop's own way is to fork, and gRPC's fork handlers then run in the child, which can crash it.
     """
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+    process = subprocess.Popen(
+        COMMAND,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
         env=environment(launch, config, os.environ),
         cwd="/",
         start_new_session=True,
