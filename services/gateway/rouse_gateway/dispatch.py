@@ -32,8 +32,6 @@ MAX_PAUSE_S = 1.0
 MARGIN_SHARE = 0.05
 MAX_MARGIN_S = 0.01
 RETRY_AFTER_S = 1.0
-# What gRPC says when the deadline passed here, before the node said anything.
-LOCAL_DEADLINE = "Deadline Exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +271,11 @@ class Dispatcher:
 
     def _explained(self, error: RouseError, trip: _Trip, node_id: str) -> RouseError:
         """The node's error with the names of function and node."""
+        # Without any name in it, it is gRPC's own: the deadline passed before the node said anything.
+        unsaid = isinstance(error, DeadlineExceeded) and not error.metadata
         error.metadata.setdefault("function", trip.version.function)
         error.metadata.setdefault("node", node_id)
-        if isinstance(error, DeadlineExceeded) and error.message == LOCAL_DEADLINE:
+        if unsaid:
             waited_s = self._clock.monotonic() - trip.started
             explained = DeadlineExceeded(
                 error.reason,
