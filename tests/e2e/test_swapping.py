@@ -1,0 +1,90 @@
+"""Two models that do not fit on the device together take turns on it, and nothing of that shows in the results."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rouse_testkit.mesh import Mesh
+from rouse_testkit.models import linear_weight, write_bert, write_linear, write_resnet
+from transformers import BertModel, ResNetForImageClassification
+
+import rouse
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def natively_resnet(folder: Path, pixels: np.ndarray) -> np.ndarray:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        return ResNetForImageClassification.from_pretrained(folder).eval()(torch.from_numpy(pixels)).logits.numpy()
+
+
+def natively_bert(folder: Path, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        model = BertModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+        return model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).last_hidden_state.numpy()
+
+
+def test_models_that_do_not_fit_together_alternate_and_equal_pytorch(tiny_mesh: Mesh, tmp_path: Path) -> None:
+    client = tiny_mesh.client()
+    resnet, bert = write_resnet(tmp_path / "resnet"), write_bert(tmp_path / "bert")
+    client.deploy(resnet, name="resnet")
+    client.deploy(bert, name="bert")
+    sizes = {f.name: f.active_version.weights_bytes for f in client.functions()}
+    assert max(sizes.values()) <= tiny_mesh.capacity_bytes < sum(sizes.values()), (
+        "the device must be too small for both"
+    )
+
+    draw = np.random.default_rng(0)
+    for turn in range(4):
+        pixels = draw.standard_normal((2, 3, 64, 64), dtype=np.float32)
+        ids = draw.integers(0, 8000, (2, 16))
+        mask = np.ones_like(ids)
+        mask[1, 10 + turn :] = 0
+        got = client.infer("resnet", {"pixel_values": pixels})
+        np.testing.assert_array_equal(got["logits"], natively_resnet(resnet, pixels))
+        got = client.infer("bert", {"input_ids": ids, "attention_mask": mask})
+        np.testing.assert_array_equal(got["last_hidden_state"], natively_bert(bert, ids, mask))
+        assert got.device == "gpu0"
+
+    (device,) = client.status().nodes[0].devices
+    assert device.swap_in_count >= 7, "each turn had to swap"
+    assert device.mapped_bytes <= device.capacity_bytes
+    for name in ("resnet", "bert"):
+        client.delete(name)
+
+
+def test_concurrent_callers_of_three_models_each_get_their_own_answers(tiny_mesh: Mesh, tmp_path: Path) -> None:
+    client = tiny_mesh.client()
+    size, names = 1536, ["lin0", "lin1", "lin2"]  # 9 MiB each; the device holds two
+    for seed, name in enumerate(names):
+        client.deploy(write_linear(tmp_path / name, name, size, seed))
+
+    def one(index: int) -> None:
+        seed = index % 3
+        x = np.random.default_rng(index).standard_normal((1, size), dtype=np.float32)
+        got = client.infer(names[seed], {"x": x}, timeout=60)["y"]
+        want = torch.from_numpy(x) @ linear_weight(size, seed).T
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-4)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(90)))
+    for name in names:
+        usage = client.describe(name).usage
+        assert (usage.requests, usage.failures) == (30, 0)
+        client.delete(name)
+
+
+def test_a_model_larger_than_every_device_is_refused_with_the_sizes(tiny_mesh: Mesh, tmp_path: Path) -> None:
+    client = tiny_mesh.client()
+    folder = write_linear(tmp_path / "big", "big", 3000, 0)  # 34 MiB
+    with pytest.raises(rouse.FailedPrecondition) as caught:
+        client.deploy(folder)
+    assert caught.value.reason == "MODEL_TOO_LARGE"
+    assert "gpu0" in caught.value.message
+    assert all(f.name != "big" for f in client.functions())
