@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from demo_views import Measured, Screen, deployed, residency, results, timeline
@@ -94,7 +94,7 @@ def mesh(screen: Screen, folder: Path) -> Iterator[str]:
         log.close()
 
 
-def ready(process: subprocess.Popen[bytes], data: Path, log: Any) -> str:
+def ready(process: subprocess.Popen[bytes], data: Path, log: IO[str]) -> str:
     """Waits until every service serves and the node's device is known; returns the gateway's address."""
     ends = time.monotonic() + READY_TIMEOUT_S
     waiting = "mesh.json"
@@ -104,7 +104,7 @@ def ready(process: subprocess.Popen[bytes], data: Path, log: Any) -> str:
         time.sleep(0.1)
         if not (data / "mesh.json").exists():
             continue
-        address: str = json.loads((data / "mesh.json").read_text())["gateway_address"]
+        address = str(json.loads((data / "mesh.json").read_text())["gateway_address"])
         try:
             with rouse.Client(address, timeout=2) as client:
                 status = client.status()
@@ -129,7 +129,7 @@ def stop(process: subprocess.Popen[bytes]) -> int:
         raise Failed(f"the mesh did not stop within {STOP_TIMEOUT_S:.0f} s") from None
 
 
-def tail(log: Any) -> str:
+def tail(log: IO[str]) -> str:
     log.seek(0)
     return log.read()[-1500:].strip()
 
@@ -147,7 +147,7 @@ def demo(screen: Screen, address: str, folder: Path) -> None:
     _, images, _, labels = digits.digits()
     with rouse.Client(address) as client:
         measured = deploy(screen, client, models)
-        inputs = {
+        inputs: dict[str, dict[str, np.ndarray]] = {
             "resnet50": {"pixel_values": np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)},
             "bert": {
                 "input_ids": np.random.default_rng(2).integers(0, 30_000, (1, TOKENS)),
@@ -179,11 +179,8 @@ def deploy(screen: Screen, client: rouse.Client, models: dict[str, Path]) -> dic
     screen.headline("rouse deploy")
     measured = {}
     for name, folder in models.items():
-        with screen.bars() as bars:
-            bars.columns[0].finished_text = ""  # type: ignore[attr-defined]
+        with screen.bars(transient=True) as bars:
             done = client.deploy(folder, name, progress=bar(bars, name))
-            for task in bars.task_ids:
-                bars.remove_task(task)
         screen.say(deployed(done))
         measured[name] = Measured(name, weights_bytes=done.version.weights_bytes)
     total = sum(m.weights_bytes for m in measured.values())
@@ -301,7 +298,8 @@ def compare(
 
     screen.headline("The same in plain PyTorch")
     for name, cls in (("resnet50", ResNetForImageClassification), ("bert", BertModel)):
-        model = cls.from_pretrained(models[name]).eval()
+        model: Any = cls.from_pretrained(models[name])
+        model.eval()
         with torch.inference_mode():
             want = model(**{key: torch.from_numpy(value) for key, value in inputs[name].items()})
         for output, found in answers[name].items():
@@ -361,9 +359,7 @@ def device_spans(client: rouse.Client, measured: dict[str, Measured]) -> dict[st
     end = begin + int(TIMELINE_S * 1e9)
     traces += [client.trace(trace_id) for trace_id in measured["digits"].trace_ids]
     work = [s for spans in traces for s in spans if s.name in ("swap", "execute") and begin <= s.start_unix_nanos < end]
-    owners = {spans[0].trace_id: None for spans in traces}
-    for name, function in measured.items():
-        owners |= dict.fromkeys(function.trace_ids, name)  # type: ignore[arg-type]
+    owners = {trace_id: name for name, function in measured.items() for trace_id in function.trace_ids}
     return {name: [s for s in work if owners[s.trace_id] == name] for name in measured}
 
 

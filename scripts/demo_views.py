@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -65,8 +64,8 @@ class Screen:
         took = text.milliseconds((time.monotonic() - started) * 1000)
         self.say(f"[green]✓[/green] {title} [dim]{took}[/dim]{'  ' if notes else ''}{'; '.join(notes)}")
 
-    def bars(self) -> Progress:
-        """Progress bars that stay on the screen."""
+    def bars(self, *, transient: bool = False) -> Progress:
+        """Progress bars, which stay on the screen unless they are transient."""
         return Progress(
             SpinnerColumn(finished_text="[green]✓[/green]"),
             TextColumn("{task.description}"),
@@ -74,10 +73,8 @@ class Screen:
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
             console=self.console,
+            transient=transient,
         )
-
-    def live(self, thing: Table | Text) -> Live:
-        return Live(thing, console=self.console, transient=True)
 
 
 def deployed(done: rouse.Deployment) -> str:

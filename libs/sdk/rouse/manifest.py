@@ -16,8 +16,8 @@ from rouse_contracts.tensors import DATATYPES
 FILE = "rouse.toml"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 HANDLER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-MAX_TENSORS = 64
-MAX_DIMENSIONS = 16
+MAX_TENSORS = 256
+MAX_DIMENSIONS = 32
 MAX_OPTIONS = 256
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 

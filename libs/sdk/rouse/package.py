@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +15,18 @@ from rouse import manifest as manifests
 from rouse.errors import PackageError
 from rouse.manifest import Manifest
 
+CONFIG = "config.json"
 MAX_FILES = 10_000
 MAX_FILE_BYTES = 16 << 30
 MAX_PATH_BYTES = 1024
-MAX_MANIFEST_BYTES = 1 << 20
+MAX_TEXT_BYTES = 8 << 20
 IGNORED = frozenset({"__pycache__"})
 IGNORED_SUFFIXES = (".pyc", ".pyo")
-# Formats that unpickle when they are loaded, which runs whatever code they name.
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+# What the mesh takes for a pickle by its name; by its content it finds more.
+PICKLED_SUFFIXES = frozenset(
+    {".pkl", ".pickle", ".pck", ".pcl", ".dill", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".torch", ".mar"}
+)
+PICKLE_MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 READ_BYTES = 4 << 20
 
 
@@ -67,12 +72,12 @@ def read_package(folder: str | os.PathLike[str]) -> Package:
     if manifest.handler:
         _check_python(root, manifest, paths)
         kind = "PYTHON"
-    elif "config.json" in paths:
+    elif CONFIG in paths:
         _check_hugging_face(root, paths)
         kind = "HUGGING_FACE"
     else:
         raise PackageError(
-            f"{root} holds neither a {manifests.FILE} with a handler nor a config.json",
+            f"{root} holds neither a {manifests.FILE} with a handler nor a {CONFIG}",
             reason="BAD_ARTEFACT",
             metadata={"path": str(root)},
         )
@@ -134,7 +139,7 @@ def _relative(root: Path, path: Path) -> str:
 
 def _file(root: Path, source: Path) -> PackageFile:
     path = _relative(root, source)
-    if not path.isprintable() or "\\" in path or len(os.fsencode(path)) > MAX_PATH_BYTES:
+    if any(_odd(char) for char in path) or len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise _bad_path(path, f"has a name with odd characters or of more than {MAX_PATH_BYTES} bytes")
     try:
         # Links to files are followed: the Hugging Face cache is made of them.
@@ -143,7 +148,7 @@ def _file(root: Path, source: Path) -> PackageFile:
         raise _unreadable(source, error) from None
     if not stat.S_ISREG(found.st_mode):
         raise _bad_path(path, "is not a regular file")
-    if path.lower().endswith(PICKLED_SUFFIXES):
+    if source.suffix.lower() in PICKLED_SUFFIXES or _begins_as_pickle(source):
         raise PackageError(
             f"{path} holds pickled weights, which can run any code when they are loaded; Rouse takes safetensors only",
             reason="PICKLE_REFUSED",
@@ -158,19 +163,34 @@ def _file(root: Path, source: Path) -> PackageFile:
     return PackageFile(path, source, found.st_size)
 
 
+def _odd(char: str) -> bool:
+    """Control characters, backslashes, and what stands for bytes that are no text."""
+    return ord(char) < 0x20 or ord(char) == 0x7F or char == "\\" or 0xD800 <= ord(char) <= 0xDFFF
+
+
+def _begins_as_pickle(source: Path) -> bool:
+    try:
+        with source.open("rb") as stream:
+            return stream.read(2).startswith(PICKLE_MARKS)
+    except OSError as error:
+        raise _unreadable(source, error) from None
+
+
 def _read_manifest(root: Path) -> Manifest:
-    path = root / manifests.FILE
+    return manifests.parse(_read_text(root / manifests.FILE, "BAD_SPEC"))
+
+
+def _read_text(path: Path, reason: str) -> str:
     try:
         with path.open("rb") as stream:
-            content = stream.read(MAX_MANIFEST_BYTES + 1)
-        text = content.decode()
+            content = stream.read(MAX_TEXT_BYTES + 1)
+        if len(content) > MAX_TEXT_BYTES:
+            raise PackageError(f"{path} is larger than {MAX_TEXT_BYTES} bytes", reason=reason)
+        return content.decode()
     except UnicodeDecodeError:
-        raise PackageError(f"{path} is not UTF-8", reason="BAD_SPEC") from None
+        raise PackageError(f"{path} is not UTF-8", reason=reason) from None
     except OSError as error:
         raise _unreadable(path, error) from None
-    if len(content) > MAX_MANIFEST_BYTES:
-        raise PackageError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes", reason="BAD_SPEC")
-    return manifests.parse(text)
 
 
 def _check_python(root: Path, manifest: Manifest, paths: set[str]) -> None:
@@ -190,10 +210,17 @@ def _check_python(root: Path, manifest: Manifest, paths: set[str]) -> None:
 
 
 def _check_hugging_face(root: Path, paths: set[str]) -> None:
-    if not any(path.endswith(".safetensors") for path in paths):
+    where = {"path": str(root)}
+    try:
+        config = json.loads(_read_text(root / CONFIG, "BAD_ARTEFACT"))
+    except (ValueError, RecursionError) as error:
+        raise PackageError(f"{root / CONFIG} is not JSON: {error}", reason="BAD_ARTEFACT", metadata=where) from None
+    if not isinstance(config, dict) or not config.get("architectures"):
         raise PackageError(
-            f"{root} has a config.json but no *.safetensors", reason="BAD_ARTEFACT", metadata={"path": str(root)}
+            f"{root / CONFIG} names no model class under 'architectures'", reason="BAD_ARTEFACT", metadata=where
         )
+    if not any(path.endswith(".safetensors") for path in paths):
+        raise PackageError(f"{root} has a {CONFIG} but no *.safetensors", reason="BAD_ARTEFACT", metadata=where)
 
 
 def _bad_path(path: str, what: str) -> PackageError:

@@ -105,7 +105,7 @@ def signature(double: Any, *tensors: tuple[str, str, list[int]]) -> None:
 def hugging_face(tmp_path: Path) -> Path:
     root = tmp_path / "bert"
     root.mkdir()
-    (root / "config.json").write_text("{}")
+    (root / "config.json").write_text('{"architectures": ["BertModel"]}')
     (root / "model.safetensors").write_bytes(b"1")
     return root
 

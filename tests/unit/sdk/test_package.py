@@ -10,7 +10,8 @@ import pytest
 
 import rouse
 from rouse.manifest import parse
-from rouse.package import MAX_FILES, hash_files
+from rouse.package import MAX_FILES, PICKLED_SUFFIXES, hash_files
+from rouse_model_repository.inspection import pickles
 
 MINIMAL = """
 handler = "function:Function"
@@ -23,6 +24,7 @@ name = "y"
 datatype = "FP32"
 shape = [-1]
 """
+CONFIG = '{"architectures": ["BertModel"]}'
 
 
 def refused(folder: Path) -> rouse.PackageError:
@@ -47,7 +49,11 @@ def test_name_comes_from_the_folder(tmp_path: Path) -> None:
 
 
 def test_hugging_face_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert "not JSON" in refused(tmp_path).message
     (tmp_path / "config.json").write_text("{}")
+    assert "architectures" in refused(tmp_path).message
+    (tmp_path / "config.json").write_text(CONFIG)
     assert "no *.safetensors" in refused(tmp_path).message
     (tmp_path / "model.safetensors").write_bytes(b"0")
     assert rouse.read_package(tmp_path).format == "HUGGING_FACE"
@@ -60,12 +66,12 @@ def test_linked_files_are_followed_as_in_the_hub_cache(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()
     snapshot.mkdir()
-    (blobs / "aa").write_text("{}")
+    (blobs / "aa").write_text(CONFIG)
     (blobs / "bb").write_bytes(b"weights")
     (snapshot / "config.json").symlink_to(blobs / "aa")
     (snapshot / "model.safetensors").symlink_to(blobs / "bb")
     package = rouse.read_package(snapshot)
-    assert [f.size_bytes for f in package.files] == [2, 7]
+    assert [f.size_bytes for f in package.files] == [len(CONFIG), 7]
 
 
 def test_ignored_files(folder: Path) -> None:
@@ -76,7 +82,7 @@ def test_ignored_files(folder: Path) -> None:
     assert rouse.read_package(folder) == before
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "a/b.PTH", "last.ckpt", "m.pkl", "m.pickle"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "a/b.PTH", "last.ckpt", "m.pkl", "weights.dat"])
 def test_pickles_are_refused_with_advice(folder: Path, name: str) -> None:
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(b"\x80\x04")
@@ -84,6 +90,10 @@ def test_pickles_are_refused_with_advice(folder: Path, name: str) -> None:
     assert error.reason == "PICKLE_REFUSED"
     assert name in error.message
     assert "safetensors" in error.hint
+
+
+def test_pickles_are_those_of_the_mesh() -> None:
+    assert PICKLED_SUFFIXES == pickles.EXTENSIONS
 
 
 def test_odd_folders(tmp_path: Path, folder: Path) -> None:
