@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rouse_store.models import Event
+from rouse_store.models import ROUTING_GENERATION, Event
 from rouse_store.repositories.events import Events
 from rouse_store.repositories.functions import Functions
 from rouse_store.repositories.instances import Instances
@@ -36,6 +37,10 @@ class Unit:
     @property
     def has_news(self) -> bool:
         return self.routing_changed or bool(self.recorded)
+
+    def next_generation(self) -> int:
+        """A number above all that were given out before."""
+        return self.session.scalars(select(ROUTING_GENERATION.next_value())).one()
 
     def record(self, at: datetime, kind: str, subject: str, message: str) -> None:
         """Writes an event and remembers it for publishing."""

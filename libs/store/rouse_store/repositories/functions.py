@@ -10,6 +10,7 @@ from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased, contains_eager, joinedload, selectinload
 
+from rouse_store.errors import Conflict
 from rouse_store.models import Artefact, Function, Version
 
 ACTIVE, DELETING = "ACTIVE", "DELETING"
@@ -43,18 +44,18 @@ class Functions:
         """Functions whose deletion has begun and not ended."""
         return list(self._session.scalars(select(Function).where(Function.state == DELETING).order_by(Function.since)))
 
-    def add(self, function_id: str, name: str, now: datetime) -> Function:
-        """A new function; its first version has to follow in the same transaction.
-
-        Raises IntegrityError where another transaction took the name.
-        """
-        function = Function(
-            function_id=function_id, name=name, state=ACTIVE, active_version=1, created_at=now, since=now
+    def ensure(self, function_id: str, name: str, now: datetime) -> tuple[Function, bool]:
+        """The function of that name, locked, and whether it was made just now: then its first version has to
+        follow in the same transaction. Raises Conflict where it was deleted in this very moment."""
+        columns = {"function_id": function_id, "name": name, "state": ACTIVE, "active_version": 1}
+        statement = insert(Function).values(**columns, created_at=now, since=now)
+        made = self._session.scalar(
+            statement.on_conflict_do_nothing(index_elements=[Function.name]).returning(Function.function_id)
         )
-        function.versions = []
-        self._session.add(function)
-        self._session.flush()
-        return function
+        function = self.find(name, lock=True)
+        if function is None:
+            raise Conflict("deleted meanwhile")
+        return function, made is not None
 
     def add_version(
         self, function: Function, version_id: str, artefact: Artefact, spec: dict[str, Any], now: datetime
@@ -138,6 +139,12 @@ class Functions:
         used = exists(select(1).where(Version.artefact_digest == Artefact.digest))
         self._session.execute(delete(Artefact).where(Artefact.digest.in_(list(digests)), Artefact.deleting, ~used))
 
-    def digests_in_use(self, digests: Collection[str]) -> set[str]:
-        """Those of some digests that an artefact row stands for."""
-        return set(self._session.scalars(select(Artefact.digest).where(Artefact.digest.in_(digests))))
+    def usable_artefacts(self, digests: Collection[str]) -> set[str]:
+        """Those of some digests that functions outside of deletion use."""
+        return set(
+            self._session.scalars(select(Artefact.digest).where(Artefact.digest.in_(digests), ~Artefact.deleting))
+        )
+
+    def sharing_artefact(self, digest: str) -> set[str]:
+        """Ids of the versions that use an artefact."""
+        return set(self._session.scalars(select(Version.version_id).where(Version.artefact_digest == digest)))

@@ -8,10 +8,11 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, delete, func, or_, select, true
 from sqlalchemy.orm import Session, contains_eager
 
-from rouse_store.models import ENDED_STATES, LIVE_STATES, Function, Instance, Version
+from rouse_store.models import ENDED_STATES, LIVE_STATES, Artefact, Function, Instance, Version
 from rouse_store.repositories import delete_rows
 
 LIVE = Instance.state.in_(LIVE_STATES)
+NEWEST = (Instance.created_at.desc(), Instance.instance_id.desc())
 
 
 class Instances:
@@ -39,6 +40,20 @@ class Instances:
         for node_id, version_id, count in self._session.execute(query.group_by(Instance.node_id, Instance.version_id)):
             counts.setdefault(node_id, {})[version_id] = count
         return counts
+
+    def weights_on_their_way(self) -> dict[str, dict[str, int]]:
+        """Weights that instances which are PENDING or STARTING bring: bytes, by node and artefact."""
+        query = (
+            select(Instance.node_id, Artefact.digest, Artefact.weights_bytes)
+            .distinct()
+            .join(Instance.version)
+            .join(Version.artefact)
+            .where(Instance.state.in_(("PENDING", "STARTING")))
+        )
+        found: dict[str, dict[str, int]] = {}
+        for node_id, digest, weights_bytes in self._session.execute(query):
+            found.setdefault(node_id, {})[digest] = weights_bytes
+        return found
 
     def failed_starts(self, version_id: str, since: datetime) -> dict[str, int]:
         """Starts of a version that failed since a time: how many, by node."""
@@ -72,16 +87,14 @@ class Instances:
 
     def live_and_latest(self) -> list[Instance]:
         """Every live instance and the last one of each version: what states of functions are told from."""
-        latest = (
-            select(Instance.instance_id)
-            .distinct(Instance.version_id)
-            .order_by(Instance.version_id, Instance.created_at.desc(), Instance.instance_id.desc())
-        )
+        rank = func.row_number().over(partition_by=Instance.version_id, order_by=NEWEST)
+        ranked = select(Instance.instance_id, rank.label("rank")).subquery()
+        latest = select(ranked.c.instance_id).where(ranked.c.rank == 1)
         return self._select(or_(LIVE, Instance.instance_id.in_(latest)))
 
     def prune(self, keep: int) -> int:
         """Forgets all but the `keep` newest ended instances of each version."""
-        rank = func.row_number().over(partition_by=Instance.version_id, order_by=Instance.created_at.desc())
+        rank = func.row_number().over(partition_by=Instance.version_id, order_by=NEWEST)
         ended = select(Instance.instance_id, rank.label("rank")).where(Instance.state.in_(ENDED_STATES)).subquery()
         old = select(ended.c.instance_id).where(ended.c.rank > keep)
         return delete_rows(

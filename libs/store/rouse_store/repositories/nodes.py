@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, selectinload
 
 from rouse_store.models import Device, Node, NodeDrop, Placement
+from rouse_store.repositories import delete_rows
 
 READY, LOST = "READY", "LOST"
 
@@ -39,10 +40,12 @@ class Nodes:
         node.devices.extend(devices)
         self._session.flush()
 
-    def remove_lost(self, before: datetime) -> list[str]:
-        """Forgets nodes that are LOST since before a time, with everything of them."""
-        statement = delete(Node).where(Node.state == LOST, Node.since < before).returning(Node.node_id)
-        return sorted(self._session.scalars(statement))
+    def remove_lost(self, before: datetime) -> list[Node]:
+        """Forgets nodes that are LOST since before a time, with everything of them; returns what they were."""
+        query = select(Node).where(Node.state == LOST, Node.since < before).with_for_update()
+        gone = list(self._session.scalars(query))
+        delete_rows(self._session, delete(Node).where(Node.node_id.in_([node.node_id for node in gone])))
+        return gone
 
     def placements(self, *, node_id: str = "", version_ids: Collection[str] | None = None) -> list[Placement]:
         query = select(Placement).order_by(Placement.node_id, Placement.version_id, Placement.device)
@@ -63,11 +66,11 @@ class Nodes:
         if rows:
             self._session.execute(insert(NodeDrop).on_conflict_do_nothing(), list(rows))
 
-    def drops(self, *, digests: Collection[str] | None = None) -> list[NodeDrop]:
+    def drops(self, *, version_ids: Collection[str] | None = None) -> list[NodeDrop]:
         """Orders that are not carried out yet, oldest first."""
         query = select(NodeDrop).order_by(NodeDrop.ordered_at, NodeDrop.node_id, NodeDrop.version_id)
-        if digests is not None:
-            query = query.where(NodeDrop.artefact_digest.in_(digests))
+        if version_ids is not None:
+            query = query.where(NodeDrop.version_id.in_(version_ids))
         return list(self._session.scalars(query))
 
     def dropped(self, node_id: str, version_id: str) -> None:

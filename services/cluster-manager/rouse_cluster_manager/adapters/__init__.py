@@ -1,0 +1,1 @@
+"""Everything that leaves the process: other services, NATS, rows of the database."""

@@ -1,0 +1,78 @@
+"""Usage and events: what is written down and how long it is kept."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+from rouse_cluster_manager import metrics
+from rouse_cluster_manager.adapters import rows
+from rouse_cluster_manager.state import at
+from rouse_common.clock import Clock
+from rouse_common.errors import InvalidArgument
+from rouse_contracts import cluster, functions
+from rouse_store import Database, Unit
+from rouse_store.text import clean
+
+MAX_RECORDS = 1000
+DEFAULT_EVENTS = 100
+MAX_EVENTS = 1000
+MAX_ID_CHARS = 256
+MAX_STATUS_CODE = 1 << 30
+USAGE_KEPT_S = 7 * 86_400.0
+
+
+class Ledger:
+    """Args:
+    keep_events, keep_usage: how many events and usage records are kept; totals always are.
+    keep_ended: how many ended instances of each version are kept.
+    """
+
+    def __init__(self, database: Database, clock: Clock, *, keep_events: int, keep_usage: int, keep_ended: int) -> None:
+        self._database, self._clock = database, clock
+        self._keep_events, self._keep_usage, self._keep_ended = keep_events, keep_usage, keep_ended
+
+    async def record_usage(self, records: list[cluster.UsageRecord]) -> None:
+        """Counts each request once, however often it comes. Raises InvalidArgument TOO_MANY_RECORDS | BAD_USAGE."""
+        if len(records) > MAX_RECORDS:
+            raise InvalidArgument("TOO_MANY_RECORDS", f"{len(records)} records in one call, {MAX_RECORDS} at most")
+        now = at(self._clock.now())
+        columns = [_columns(record) | {"recorded_at": now} for record in records]
+        counted = await self._database.run(lambda unit: unit.usage.add(columns))
+        metrics.USAGE_RECORDS.labels("counted").inc(counted)
+        metrics.USAGE_RECORDS.labels("known").inc(len(records) - counted)
+
+    async def events(self, subject: str, limit: int) -> list[functions.Event]:
+        """Newest first. Raises InvalidArgument BAD_LIMIT."""
+        if limit > MAX_EVENTS:
+            raise InvalidArgument("BAD_LIMIT", f"limit is {limit}, {MAX_EVENTS} at most")
+        found = await self._database.run(lambda unit: unit.events.newest(subject, limit or DEFAULT_EVENTS))
+        return [rows.event_message(event) for event in found]
+
+    async def prune(self) -> None:
+        """Forgets what is older than it is kept."""
+        now = at(self._clock.now())
+
+        def work(unit: Unit) -> None:
+            unit.events.prune(self._keep_events)
+            unit.usage.prune(self._keep_usage, now - timedelta(seconds=USAGE_KEPT_S))
+            unit.instances.prune(self._keep_ended)
+
+        await self._database.run(work)
+
+
+def _columns(record: cluster.UsageRecord) -> dict[str, Any]:
+    ids = {name: getattr(record, name) for name in ("request_id", "function", "version_id", "node_id", "device")}
+    times = {name: getattr(record, name) for name in ("device_ms", "swap_ms", "queue_ms")}
+    if not record.request_id or not record.function:
+        raise InvalidArgument("BAD_USAGE", "a usage record without request_id or function")
+    if not all(math.isfinite(value) and value >= 0 for value in times.values()):
+        raise InvalidArgument("BAD_USAGE", f"request '{clean(record.request_id, 80)}' has times {times}")
+    return {
+        **{name: clean(value, MAX_ID_CHARS) for name, value in ids.items()},
+        **times,
+        "finished_at": rows.moment(record.finished_at),
+        "status_code": min(record.status_code, MAX_STATUS_CODE),
+        "swapped_in": record.swapped_in,
+    }
