@@ -22,7 +22,7 @@ from rouse_gpu_server.adapters.coordinator import Coordinator
 from rouse_gpu_server.adapters.executors import Executors
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.pool import Pool
-from rouse_gpu_server.state.records import MAX_REFUSALS, Executor, Phase, Resident, Turn
+from rouse_gpu_server.state.records import MAX_REFUSALS, Executor, Model, Phase, Resident, Turn
 from rouse_gpu_server.state.wakeup import Wakeup
 
 LOG = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Attachments:
         self._background, self._wakeup, self._clock, self._limits = background, wakeup, clock, limits
         self._settling: dict[str, asyncio.Task[None]] = {}
 
-    async def attach(self, executor: Executor, resident: Resident | None) -> None:
+    async def attach(self, executor: Executor, model: Model, resident: Resident | None) -> None:
         """Attaches an executor; `resident` is None for a model without weights.
 
         Raises RouseError; the executor is then being made idle and detached, in the background.
@@ -65,7 +65,6 @@ class Attachments:
             await asyncio.shield(self.settle(executor))
         if executor.phase is not Phase.DETACHED:
             raise Unavailable("EXECUTOR_LOST", f"instance {executor.instance_id} is {executor.phase.value}")
-        model = self._pool.models[executor.version_id]
         segment = resident.segment if resident is not None else None
         request = AttachRequest(
             segment_path=str(segment.path) if segment is not None else "",
@@ -142,13 +141,7 @@ class Attachments:
             return
         executor.condemned = True
         metrics.EXECUTORS_ENDED.labels("stuck" if executor.refusals < MAX_REFUSALS else "refused").inc()
-        LOG.warning(
-            "ended instance=%s version=%s pid=%d reason=%s",
-            executor.instance_id,
-            executor.version_id,
-            executor.pid,
-            why,
-        )
+        LOG.warning("ended instance=%s version=%s reason=%s", executor.instance_id, executor.version_id, why)
 
     async def _look_again(self, executor: Executor) -> None:
         if not executor.alive:
@@ -171,7 +164,8 @@ class Attachments:
         executor.turn(Turn.GONE)
         executor.attached, executor.stuck = None, False
         lease = executor.lease
-        if lease is not None and (lease.lease_id or lease.ending):
+        # A lease that is still being granted is ended by whoever grants it.
+        if lease is not None and lease.lease_id:
             self._pool.end(lease, reason, self._clock.monotonic(), self._clock.now())
         executor.gone.set()
         LOG.info("executor gone instance=%s version=%s reason=%s", executor.instance_id, executor.version_id, reason)
@@ -181,14 +175,22 @@ class Attachments:
 
 async def _unless_gone(executor: Executor, asking: Coroutine[Any, Any, None]) -> None:
     """A call to an executor, cut short when the executor turns out to be gone. Raises RouseError."""
-    call = asyncio.ensure_future(asking)
-    leaving = asyncio.ensure_future(executor.gone.wait())
-    try:
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(_error_of(asking))
+        leaving = group.create_task(executor.gone.wait())
         await asyncio.wait([call, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not call.done():
-            raise Unavailable("EXECUTOR_LOST", f"instance {executor.instance_id} is gone")
-        await call
-    finally:
         for task in (call, leaving):
             task.cancel()
-        await asyncio.gather(call, leaving, return_exceptions=True)
+    error = (
+        Unavailable("EXECUTOR_LOST", f"instance {executor.instance_id} is gone") if call.cancelled() else call.result()
+    )
+    if error is not None:
+        raise error
+
+
+async def _error_of(asking: Coroutine[Any, Any, None]) -> RouseError | None:
+    try:
+        await asking
+    except RouseError as error:
+        return error
+    return None

@@ -108,7 +108,7 @@ class Dispatcher:
 
     async def _attach_and_deliver(self, waiter: Waiter, lease: Lease) -> None:
         try:
-            await self._attachments.attach(lease.executor, lease.resident)
+            await self._attachments.attach(lease.executor, lease.model, lease.resident)
         except RouseError:
             # Its place in the list is kept; another executor, or this one once it has recovered, takes it.
             self._end(lease, "the executor could not be attached")

@@ -267,7 +267,7 @@ class Swapper:
         for executor in self._pool.executors_of(resident.model.version_id):
             if executor.usable and executor.phase is Phase.DETACHED:
                 try:
-                    await self._attachments.attach(executor, resident)
+                    await self._attachments.attach(executor, resident.model, resident)
                 except RouseError as error:
                     LOG.warning("attach after swap failed instance=%s error=%s", executor.instance_id, error)
                 return
@@ -316,6 +316,8 @@ class Swapper:
                 freed += await asyncio.shield(task)
             if not resting:
                 await self._wakeup.changed()
+        while any(e.lease is not None and e.lease.model is model for e in self._pool.executors.values()):
+            await self._wakeup.changed()
         return freed
 
     async def clear_artefact(self, artefact: Artefact) -> None:

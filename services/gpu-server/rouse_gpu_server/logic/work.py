@@ -24,6 +24,8 @@ class Background:
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self.stopped:
+            task.cancel()
         return task
 
     def stop(self) -> None:
