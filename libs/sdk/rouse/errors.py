@@ -165,6 +165,7 @@ _HINTS = {
     "QUEUE_FULL": "send fewer requests at once, or raise queue_capacity or max_instances",
     "DEVICE_WAIT_FULL": "send fewer requests at once, or add a device",
     "EXECUTOR_LOST": "retry if running twice is harmless: the request may have been executed",
+    "NOT_SERVED": "see the message for what to use instead",
     "NO_INSTANCE": "retry in a moment, or see `rouse describe {function}` for why there is no instance",
     "INVALID_ARGUMENT": "correct what was given; `rouse describe {function}` shows what the function takes",
     "NOT_FOUND": "see `rouse functions` and `rouse status` for what there is",
