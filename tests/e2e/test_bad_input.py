@@ -11,12 +11,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+
+import rouse
 from rouse_contracts import functions as pb
 from rouse_contracts.status import decode_details
 from rouse_testkit.mesh import Mesh
 from rouse_testkit.models import write_function, write_identity
-
-import rouse
 
 ONE_FLOAT = [("x", "FP32", [-1])], [("y", "FP32", [-1])]
 X = {"x": np.arange(4, dtype=np.float32)}

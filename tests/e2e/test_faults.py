@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rouse_testkit.mesh import Mesh
-from rouse_testkit.models import write_function, write_identity
 
 import rouse
+from rouse_testkit.mesh import Mesh
+from rouse_testkit.models import write_function, write_identity
 
 pytestmark = pytest.mark.timeout(300)
 X = {"x": np.arange(4, dtype=np.float32)}

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rouse_testkit.mesh import Mesh
-from rouse_testkit.models import linear_weight, write_bert, write_linear, write_resnet
 from transformers import BertModel, ResNetForImageClassification
 
 import rouse
+from rouse_testkit.mesh import Mesh
+from rouse_testkit.models import linear_weight, write_bert, write_linear, write_resnet
 
 pytestmark = pytest.mark.timeout(300)
 

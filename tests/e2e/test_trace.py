@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 from rouse_testkit.mesh import Mesh
 from rouse_testkit.models import write_linear
 

@@ -41,7 +41,6 @@ def write_identity(folder: Path, name: str = "identity", extra: str = "") -> Pat
 
 def write_linear(folder: Path, name: str, size: int, seed: int, extra: str = "") -> Path:
     """y = W·x with W FP32 [size, size] drawn from `seed` and bound to device memory: 4·size² bytes of weights."""
-    import torch
     from safetensors.torch import save_file
 
     write_function(
@@ -91,7 +90,7 @@ def write_resnet(folder: Path, seed: int = 0, **config: Any) -> Path:
 
 
 def write_bert(folder: Path, seed: int = 0, **config: Any) -> Path:
-    """A small random BERT as a Hugging Face directory: input_ids and attention_mask INT64 [-1, -1] to last_hidden_state."""
+    """A small random BERT as a Hugging Face directory: input_ids, attention_mask INT64 [-1, -1] to last_hidden_state."""
     import torch
     from transformers import BertConfig, BertModel
 
