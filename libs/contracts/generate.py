@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto"
-OUT = Path(__file__).resolve().parent / "rouse_contracts" / "gen"
+FINAL = Path(__file__).resolve().parent / "rouse_contracts" / "gen"
+# Made beside the old code and then put in its place, for processes that import it meanwhile.
+OUT = FINAL.with_name("gen.new")
 PACKAGE = "rouse_contracts.gen"
 
 PRIVATE_POOL = """\
@@ -39,7 +41,7 @@ def main() -> int:
     protos = sorted(str(p.relative_to(PROTO)) for p in PROTO.rglob("*.proto"))
     include = str(Path(protoc.__file__).parent / "_proto")
     outputs = [f"--{kind}_out={OUT}" for kind in ("python", "pyi", "grpc_python")]
-    code = protoc.main(["protoc", f"-I{PROTO}", f"-I{include}", *outputs, *protos])
+    code: int = protoc.main(["protoc", f"-I{PROTO}", f"-I{include}", *outputs, *protos])
     if code != 0:
         print("generate: protoc failed; its message is above", file=sys.stderr)
         return code
@@ -55,7 +57,13 @@ def main() -> int:
     for folder in [OUT, *(p for p in OUT.rglob("*") if p.is_dir())]:
         (folder / "__init__.py").write_text("")
     (OUT / "inference" / "private_pool.py").write_text(PRIVATE_POOL)
-    print(f"generated {len(protos)} contracts into {OUT.relative_to(ROOT)}")
+    old = FINAL.with_name("gen.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if FINAL.exists():
+        FINAL.rename(old)
+    OUT.rename(FINAL)
+    shutil.rmtree(old, ignore_errors=True)
+    print(f"generated {len(protos)} contracts into {FINAL.relative_to(ROOT)}")
     return 0
 
 

@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from decimal import Decimal
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 C = TypeVar("C")
 
@@ -53,14 +56,19 @@ class ServiceConfig:
     drain_s: float = option(5.0, "how long a stop waits for calls in flight, seconds", low=0, high=600)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong by ConfigError, in one line, instead of printing how it is used."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; `{self.prog} --help` lists the flags")
+
+
 def load(cls: type[C], service: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
     """Builds `cls` from defaults, environment and flags. Raises ConfigError; `--help` exits with 0."""
     prefix = f"ROUSE_{service.upper().replace('-', '_')}_"
     hints = get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    parser = argparse.ArgumentParser(
-        prog=f"rouse-{service}", allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = _Parser(prog=f"rouse-{service}", allow_abbrev=False)
     for name, field in fields.items():
         repeat: dict[str, Any] = {"action": "append"} if isinstance(field.default, tuple) else {}
         shown = field.default if field.default not in ("", ()) else "none"
@@ -69,7 +77,6 @@ def load(cls: type[C], service: str, argv: Sequence[str], environ: Mapping[str, 
             f"--{name.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, metavar="VALUE",
             help=text.replace("%", "%%"), **repeat,
         )  # fmt: skip
-    parser.formatter_class = argparse.HelpFormatter
     values: dict[str, Any] = {}
     for key, text in environ.items():
         if key.startswith(prefix):
@@ -103,6 +110,8 @@ def _parse(key: str, text: Any, kind: Any, field: dataclasses.Field[Any]) -> Any
             value = kind(text)
         except ValueError:
             raise ConfigError(f"{key}={text}: want {'a whole number' if kind is int else 'a number'}") from None
+        if not math.isfinite(value):
+            raise ConfigError(f"{key}={text}: want a finite number")
         low, high = field.metadata["low"], field.metadata["high"]
         if (low is not None and value < low) or (high is not None and value > high):
             raise ConfigError(f"{key}={text}: want {low} to {high}")
@@ -114,7 +123,8 @@ def _parse(key: str, text: Any, kind: Any, field: dataclasses.Field[Any]) -> Any
 def parse_address(text: str, what: str) -> tuple[str, int]:
     """'host:port' as its parts. Raises ConfigError naming `what`."""
     host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
+    # ASCII alone: int() takes digits of every script, gRPC does not.
+    if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ConfigError(f"{what}={text}: want host:port")
     return host, int(port)
 
@@ -123,14 +133,17 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30, "T": 2**40, "TIB": 2**40}
 
 
+SIZE = re.compile(r"(?P<number>\d+(\.\d+)?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
+MAX_SIZE = (1 << 63) - 1
+
+
 def parse_size(text: str, what: str) -> int:
     """'512MiB', '2G' or '1000000' as bytes. Raises ConfigError naming `what`."""
-    number = text.rstrip("BKMGTibkmgt")
-    unit = text[len(number) :].upper() or "B"
-    try:
-        size = int(float(number) * UNITS[unit])
-    except (ValueError, KeyError):
-        raise ConfigError(f"{what}={text}: want a size as 512MiB, 2GiB or 1000000") from None
-    if size <= 0:
-        raise ConfigError(f"{what}={text}: want a size above zero")
+    found = SIZE.fullmatch(text)
+    unit = UNITS.get((found["unit"] or "B").upper()) if found is not None else None
+    if found is None or unit is None:
+        raise ConfigError(f"{what}={text}: want a size as 512MiB, 2GiB or 1000000")
+    size = int(Decimal(found["number"]) * unit)
+    if not 0 < size <= MAX_SIZE:
+        raise ConfigError(f"{what}={text}: want a size above zero and below 8 EiB")
     return size

@@ -27,7 +27,7 @@ class RouseError(Exception):
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
 
-    def __init__(self, reason: str, message: str, *, retry_after_s: float | None = None, **metadata: object) -> None:
+    def __init__(self, reason: str, message: str, /, *, retry_after_s: float | None = None, **metadata: object) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -118,6 +118,7 @@ def from_rpc_error(error: grpc.RpcError) -> RouseError:
     """The typed error that a failed call stands for, with its details."""
     details = decode_details(error)
     cls = _BY_CODE.get(error.code(), Internal)
-    return cls(
-        details.reason, error.details() or error.code().name, retry_after_s=details.retry_after_s, **details.metadata
-    )
+    typed = cls(details.reason, error.details() or error.code().name, retry_after_s=details.retry_after_s)
+    # Not as keyword arguments: the peer chooses the keys.
+    typed.metadata = dict(details.metadata)
+    return typed

@@ -48,14 +48,21 @@ def main(service: str, config_type: type[C], make: Callable[[C], App], argv: lis
     The line `ready ADDRESS` on standard output says that it serves.
     """
     try:
-        config = load(config_type, service, sys.argv[1:] if argv is None else argv, os.environ)
+        return _start(service, load(config_type, service, sys.argv[1:] if argv is None else argv, os.environ), make)
     except ConfigError as error:
         print(f"rouse-{service}: {error}", file=sys.stderr)
         return 2
+
+
+def _start(service: str, config: C, make: Callable[[C], App]) -> int:
     die_with_parent()
     logs.configure(service, config.log_level)
     provider = telemetry.configure(service, otlp_endpoint=config.otlp_endpoint, trace_dir=config.trace_dir)
-    metrics.serve(config.metrics_listen)
+    try:
+        metrics.serve(config.metrics_listen)
+    except OSError as error:
+        LOG.error("%s cannot serve metrics on %s: %s", service, config.metrics_listen, error)
+        return 1
     try:
         return _run(service, make(config))
     finally:

@@ -8,8 +8,6 @@ import time
 
 from opentelemetry import trace
 
-NO_TRACE = "-" * 8
-
 
 class LineFormatter(logging.Formatter):
     """`2026-11-20T12:00:00.123Z INFO    gateway          trace=0af7…319c message`; a traceback stays on the line."""
@@ -25,7 +23,7 @@ class LineFormatter(logging.Formatter):
         message = record.getMessage()
         if record.exc_info:
             message += " | " + self.formatException(record.exc_info)
-        message = message.replace("\n", "\\n")
+        message = message.replace("\r", "\\r").replace("\n", "\\n")
         return f"{stamp}.{int(record.msecs):03d}Z {record.levelname:<7} {self.service:<16} trace={trace_id} {message}"
 
 

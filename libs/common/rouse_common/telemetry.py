@@ -7,6 +7,7 @@ people look for: `queue` (waiting in node-router), `swap` (weights to the device
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+LOG = logging.getLogger(__name__)
 TRACER = trace.get_tracer("rouse")
 PROPAGATOR = TraceContextTextMapPropagator()
 TRACEPARENT = "traceparent"
@@ -38,6 +40,7 @@ class JsonLinesExporter(SpanExporter):
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{service}-{os.getpid()}.jsonl"
         self._service = service
+        self._failing = False
         self._lock = threading.Lock()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -48,8 +51,12 @@ class JsonLinesExporter(SpanExporter):
                     self._path.replace(self._path.with_suffix(".old.jsonl"))
                 with self._path.open("a") as file:
                     file.write(lines)
-        except OSError:
+        except OSError as error:
+            if not self._failing:
+                LOG.warning("spans are lost, they cannot be written to %s: %s", self._path, error)
+            self._failing = True
             return SpanExportResult.FAILURE
+        self._failing = False
         return SpanExportResult.SUCCESS
 
     def _row(self, span: ReadableSpan) -> dict[str, object]:
@@ -96,8 +103,13 @@ def span(name: str, kind: SpanKind = SpanKind.INTERNAL, **attributes: str | int 
         try:
             yield current
         except BaseException as error:
-            current.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:300]))
+            fail(current, error)
             raise
+
+
+def fail(current: Span, error: BaseException) -> None:
+    """Marks a span failed."""
+    current.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:300]))
 
 
 def current_trace_id() -> str:

@@ -31,13 +31,21 @@ def to_tensor(name: str, array: np.ndarray) -> Tensor:
     """A numpy array as a tensor; strings and bytes become BYTES. Raises TensorError for other dtypes."""
     array = np.asarray(array)
     if array.dtype.kind in "OSU":
-        elements = [e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist()]
+        elements = [_element(name, e) for e in array.ravel().tolist()]
         return Tensor(name=name, datatype="BYTES", shape=array.shape, data=join_bytes(elements))
     dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
     if dtype not in DATATYPES:
         raise TensorError(f"tensor '{name}' has the numpy dtype {array.dtype}, which no datatype of the protocol holds")
     data = np.ascontiguousarray(array, dtype=dtype)
     return Tensor(name=name, datatype=DATATYPES[dtype], shape=array.shape, data=data.tobytes())
+
+
+def _element(name: str, element: object) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    raise TensorError(f"tensor '{name}' holds a {type(element).__name__}; an array of objects holds bytes or strings")
 
 
 def to_array(tensor: Tensor) -> np.ndarray:
@@ -62,5 +70,8 @@ def to_batch(arrays: Mapping[str, Any]) -> TensorBatch:
 
 
 def from_batch(batch: TensorBatch) -> dict[str, np.ndarray]:
-    """A batch as named arrays. Raises TensorError."""
+    """A batch as named arrays. Raises TensorError, also where two tensors have one name."""
+    names = [tensor.name for tensor in batch.tensors]
+    if len(set(names)) != len(names):
+        raise TensorError(f"two tensors have the same name, of {names}")
     return {tensor.name: to_array(tensor) for tensor in batch.tensors}

@@ -12,9 +12,11 @@ from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "rouse"
 DETAILS_KEY = "grpc-status-details-bin"
-# Trailing metadata shares gRPC's 8 KiB limit on headers.
-MAX_MESSAGE_CHARS = 2000
-MAX_METADATA_CHARS = 300
+# Message and details share gRPC's limit of 8 KiB on trailing metadata. The message travels twice: percent-encoded,
+# where a byte outside of ASCII takes three, and within the details, in base64.
+MAX_MESSAGE_COST = 3000
+MAX_METADATA_BYTES = 300
+MAX_METADATA_ENTRIES = 8
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,10 @@ class ErrorDetails:
 
 def encode_details(code: int, message: str, details: ErrorDetails) -> bytes:
     """The value of the trailing metadata key ``grpc-status-details-bin``."""
-    status = status_pb2.Status(code=code, message=message[:MAX_MESSAGE_CHARS])
+    status = status_pb2.Status(code=code, message=shortened(message))
     info = error_details_pb2.ErrorInfo(reason=details.reason, domain=DOMAIN)
-    for key, value in details.metadata.items():
-        info.metadata[key] = str(value)[:MAX_METADATA_CHARS]
+    for key, value in list(details.metadata.items())[:MAX_METADATA_ENTRIES]:
+        info.metadata[key] = _cut(str(value), MAX_METADATA_BYTES)
     status.details.add().Pack(info)
     if details.retry_after_s is not None:
         delay = duration_pb2.Duration()
@@ -41,6 +43,21 @@ def encode_details(code: int, message: str, details: ErrorDetails) -> bytes:
     return encoded
 
 
+def shortened(message: str) -> str:
+    """A message as long as a header may hold, with … where it was cut."""
+    cost = 0
+    for index, character in enumerate(message):
+        size = len(character.encode(errors="replace"))
+        cost += 1 if size == 1 and character.isprintable() else 3 * size
+        if cost > MAX_MESSAGE_COST:
+            return message[:index] + "…"
+    return message
+
+
+def _cut(text: str, size_bytes: int) -> str:
+    return text.encode(errors="replace")[:size_bytes].decode(errors="ignore")
+
+
 def decode_details(error: grpc.RpcError) -> ErrorDetails:
     """Reads the details of a failed call; without any, the reason is the name of the status code."""
     code: grpc.StatusCode = error.code()
@@ -48,17 +65,23 @@ def decode_details(error: grpc.RpcError) -> ErrorDetails:
     for key, value in error.trailing_metadata() or ():
         if key != DETAILS_KEY:
             continue
-        status = status_pb2.Status()
         try:
-            status.ParseFromString(value)
+            return _parse(value, plain.reason)
         except DecodeError:
             return plain
-        reason, metadata, retry_after_s = plain.reason, {}, None
-        for detail in status.details:
-            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-            if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
-                reason, metadata = info.reason, dict(info.metadata)
-            elif detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
-                retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
-        return ErrorDetails(reason, metadata, retry_after_s)
     return plain
+
+
+def _parse(value: bytes, reason: str) -> ErrorDetails:
+    """Details from their bytes, with `reason` where they name none. Raises DecodeError."""
+    status = status_pb2.Status()
+    status.ParseFromString(value)
+    metadata: dict[str, str] = {}
+    retry_after_s = None
+    for detail in status.details:
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
+            reason, metadata = info.reason, dict(info.metadata)
+        elif detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    return ErrorDetails(reason, metadata, retry_after_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -31,13 +32,11 @@ class TensorError(ValueError):
 
 def element_count(name: str, shape: Sequence[int]) -> int:
     """Number of elements of a shape. Raises TensorError where a size is negative or they overflow."""
-    count = 1
-    for size in shape:
-        if size < 0:
-            raise TensorError(f"tensor '{name}' has a negative size in its shape {list(shape)}")
-        count *= size
-        if count > MAX_ELEMENTS:
-            raise TensorError(f"tensor '{name}' has a shape {list(shape)} of more than {MAX_ELEMENTS} elements")
+    if any(size < 0 for size in shape):
+        raise TensorError(f"tensor '{name}' has a negative size in its shape {list(shape)}")
+    count = math.prod(shape)
+    if count > MAX_ELEMENTS:
+        raise TensorError(f"tensor '{name}' has a shape {list(shape)} of more than {MAX_ELEMENTS} elements")
     return count
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
 
 from rouse_common import telemetry
-from rouse_common.errors import RouseError, Unavailable, from_rpc_error
+from rouse_common.errors import DeadlineExceeded, RouseError, Unavailable, from_rpc_error
 from rouse_common.rpc.options import channel_options
 
 
@@ -48,8 +49,21 @@ async def call(method: Any, request: Any, *, timeout_s: float, wait_for_ready: b
     With `wait_for_ready`, a neighbour that is restarting is waited for within the deadline instead of
     failing at once. Raises the RouseError that the answer stands for. Cancelling it cancels the call.
     """
+    if timeout_s <= 0:  # which gRPC takes for no deadline at all
+        raise DeadlineExceeded("DEADLINE_EXCEEDED", "no time was left to make the call")
     try:
         return await method(request, timeout=timeout_s, metadata=telemetry.inject(), wait_for_ready=wait_for_ready)
     except grpc.aio.AioRpcError as error:
         typed: RouseError = from_rpc_error(error)
+        if typed.code is grpc.StatusCode.CANCELLED and typed.reason == typed.code.name:
+            # Nobody here cancelled it, and no handler said so: the server stopped.
+            typed = Unavailable("UNAVAILABLE", "the server stopped while the call was under way")
         raise typed from None
+    except asyncio.CancelledError:
+        # gRPC raises it for a channel that is closed under a call, too, where nobody cancelled the caller.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Unavailable("UNAVAILABLE", "the channel was closed while the call was under way") from None
+    except grpc.aio.UsageError as error:
+        raise Unavailable("UNAVAILABLE", f"the channel is closed: {error}") from None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -14,14 +15,17 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
 from rouse_common import metrics, telemetry
 from rouse_common.errors import DeadlineExceeded, Internal, RouseError
 from rouse_common.rpc.options import server_options
-from rouse_contracts.status import DETAILS_KEY, encode_details
+from rouse_contracts.status import DETAILS_KEY, encode_details, shortened
 
 LOG = logging.getLogger(__name__)
+# A caller that is gone: its call is cancelled, or a stream's generator closed where it stands.
+ENDED_BY_CALLER = (asyncio.CancelledError, GeneratorExit)
 UNTRACED = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
@@ -153,19 +157,20 @@ class _Observed:
 
     async def __aenter__(self) -> None:
         metadata = {k: v for k, v in self.context.invocation_metadata() or () if isinstance(v, str)}
-        self._token = otel_context.attach(telemetry.extract(metadata))
+        parent = telemetry.extract(metadata)
         _, service, name = self.method.split("/")
-        self._span = telemetry.span(
-            name, SpanKind.SERVER, **{"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
-        )
-        self._active = self._span.__enter__()
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+        self._span = telemetry.TRACER.start_span(name, parent, SpanKind.SERVER, attributes)
+        # Never detached: each call has a task, and with it a context, of its own; and the generator of a
+        # stream whose reader left is closed in another one.
+        otel_context.attach(trace.set_span_in_context(self._span, parent))
         metrics.RPC_IN_FLIGHT.labels(self.method).inc()
         self._started = time.perf_counter()
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, RouseError):
             self.code = error.code
-        elif isinstance(error, asyncio.CancelledError):
+        elif isinstance(error, ENDED_BY_CALLER):
             self.code = grpc.StatusCode.CANCELLED
         elif isinstance(error, TimeoutError):
             self.code = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -173,21 +178,15 @@ class _Observed:
             self.code = self.context.code() or grpc.StatusCode.UNKNOWN
         elif error is not None:
             self.code = grpc.StatusCode.INTERNAL
-        self._active.set_attribute("rpc.grpc.status_code", self.code.value[0])
+        self._span.set_attribute("rpc.grpc.status_code", self.code.value[0])
+        if error is not None:
+            telemetry.fail(self._span, error)
+        self._span.end()
         metrics.RPC_IN_FLIGHT.labels(self.method).dec()
         metrics.RPC_LATENCY.labels(self.method).observe(time.perf_counter() - self._started)
         metrics.RPC_REQUESTS.labels(self.method, self.code.name).inc()
-        try:
-            if error is not None and not isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):
-                await self._answer(error)
-        finally:
-            try:
-                self._span.__exit__(kind, error, trace)
-            except BaseException as again:
-                # The span hands the exception on; `async with` already does that for us.
-                if again is not error:
-                    raise
-            otel_context.detach(self._token)
+        if error is not None and not isinstance(error, (*ENDED_BY_CALLER, grpc.aio.AbortError)):
+            await self._answer(error)
 
     async def _answer(self, error: BaseException) -> None:
         if isinstance(error, TimeoutError):
@@ -197,8 +196,8 @@ class _Observed:
             error = Internal("INTERNAL_ERROR", f"{self.method} failed unexpectedly; the service's log has the details")
         assert self.code is not grpc.StatusCode.OK
         details = encode_details(self.code.value[0], error.message, error.details)
-        # A message travels in one header and is cut like the details are; abort raises.
-        await self.context.abort(self.code, error.message[:2000], ((DETAILS_KEY, details),))
+        # It raises.
+        await self.context.abort(self.code, shortened(error.message), ((DETAILS_KEY, details),))
 
 
 def _unary_response(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
@@ -211,8 +210,8 @@ def _unary_response(behaviour: Callable[..., Any], method: str) -> Callable[...,
 
 def _stream_response(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
     async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        async with _Observed(method, context):
-            async for response in behaviour(request, context):
+        async with _Observed(method, context), aclosing(behaviour(request, context)) as responses:
+            async for response in responses:
                 yield response
 
     return handle
