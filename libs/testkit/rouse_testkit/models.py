@@ -90,7 +90,7 @@ def write_resnet(folder: Path, seed: int = 0, **config: Any) -> Path:
 
 
 def write_bert(folder: Path, seed: int = 0, **config: Any) -> Path:
-    """A small random BERT as a Hugging Face directory: input_ids, attention_mask INT64 [-1, -1] to last_hidden_state."""
+    """A small random BERT as a Hugging Face directory: input_ids and attention_mask INT64 [-1, -1] in."""
     import torch
     from transformers import BertConfig, BertModel
 
