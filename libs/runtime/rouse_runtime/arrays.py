@@ -76,13 +76,32 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None, cast: bool) -> Tenso
     try:
         datatype = spec.datatype if spec else _datatype(value)
         tensor = _bfloat16(name, value) if datatype == "BF16" else _encode(name, value, datatype, cast)
-        if spec:
-            check_signature(name, tensor.datatype, tensor.shape, spec.datatype, spec.shape)
-        return tensor
     except TensorError as error:
         raise BadResult(name, f"predict() returned a wrong '{name}': {error}") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise BadResult(name, f"predict() returned a '{name}' that cannot be made an array: {error}") from error
+    if spec:
+        _check(tensor, spec)
+    return tensor
+
+
+def _check(tensor: Tensor, spec: TensorSpec) -> None:
+    name = tensor.name
+    if tensor.datatype != spec.datatype:
+        raise BadResult(
+            name,
+            f"predict() returned '{name}' with datatype {tensor.datatype}, the signature says {spec.datatype}; "
+            "convert it, as with .astype() or .to()",
+        )
+    fits = len(tensor.shape) == len(spec.shape) and all(
+        want in (-1, size) for size, want in zip(tensor.shape, spec.shape, strict=True)
+    )
+    if not fits:
+        raise BadResult(
+            name,
+            f"predict() returned '{name}', which has shape {list(tensor.shape)}, the signature says "
+            f"{list(spec.shape)} (-1: any size)",
+        )
 
 
 def _datatype(value: Any) -> str:
@@ -97,13 +116,7 @@ def _encode(name: str, value: Any, datatype: str, cast: bool) -> Tensor:
         if array.dtype.kind in "OSU":
             raise TensorError(f"its elements are {array.dtype}, the function gives {datatype}")
         array = array.astype(want)
-    tensor = arrays.to_tensor(name, array)
-    if want is not None and tensor.datatype != datatype:
-        raise TensorError(
-            f"tensor '{name}' has datatype {tensor.datatype}, the signature says {datatype}; "
-            f"convert it, as with .astype(numpy.{want.name})"
-        )
-    return tensor
+    return arrays.to_tensor(name, array)
 
 
 def _numpy(value: Any) -> np.ndarray:

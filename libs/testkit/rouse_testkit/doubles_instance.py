@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,6 +64,7 @@ class RunningInstance:
         self.address = ""
         self.load_ms = 0.0
         self.lines: list[str] = []
+        self._printed = asyncio.Condition()
         self._environment = environment
         self._channels = Channels(MAX_MESSAGE_BYTES)
 
@@ -99,7 +101,14 @@ class RunningInstance:
     async def _read(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            self.lines.append(line.decode().rstrip("\n"))
+            async with self._printed:
+                self.lines.append(line.decode().rstrip("\n"))
+                self._printed.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a printed line makes the condition true."""
+        async with self._printed:
+            await self._printed.wait_for(condition)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

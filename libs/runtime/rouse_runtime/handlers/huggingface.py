@@ -62,10 +62,9 @@ class HuggingFaceHandler:
         cls = find_class(config, source.artefact.architecture)
         self._outputs = [spec.name for spec in source.version.spec.signature.outputs]
         self._model = build(cls, config, source)
-        parameters = inspect.signature(self._model.forward).parameters
-        self._any_input = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-        self._inputs = {name for name in parameters if name != "self"}
-        unknown = [spec.name for spec in source.version.spec.signature.inputs if not self._accepts(spec.name)]
+        self._inputs = _inputs(self._model)
+        declared = [spec.name for spec in source.version.spec.signature.inputs]
+        unknown = [name for name in declared if name not in self._inputs] if self._inputs else []
         if unknown:
             raise LoadError(
                 f"{cls.__name__} takes no input {shorten(unknown)}; it takes {shorten(sorted(self._inputs))}"
@@ -84,9 +83,6 @@ class HuggingFaceHandler:
         names = self._outputs or [name for name in result if isinstance(result[name], torch.Tensor)]
         return {name: self._output(result, name) for name in names}
 
-    def _accepts(self, name: str) -> bool:
-        return name in self._inputs or self._any_input
-
     def _output(self, result: Any, name: str) -> torch.Tensor:
         import torch
 
@@ -96,6 +92,13 @@ class HuggingFaceHandler:
                 name, f"{type(self._model).__name__} gives no tensor '{name}'; it gives {', '.join(result.keys())}"
             )
         return value
+
+
+def _inputs(model: Any) -> set[str]:
+    """Names that the model's `forward` spells out; none where it takes anything."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind not in kinds}
 
 
 def read_config(source: Source) -> dict[str, Any]:
