@@ -24,12 +24,11 @@ EXIT_CODES = "exit codes: 0 stopped, 1 could not start, 2 bad flags, 3 a mesh ru
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"rouse up: {message}; `rouse up --help` lists the flags", file=sys.stderr)
-        sys.exit(BAD_FLAGS)
+        raise ConfigError(f"{message}; `rouse up --help` lists the flags")
 
 
 def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
-    """The options, and whether every log line is wanted. Raises ConfigError; exits on unknown flags and --help."""
+    """The options, and whether every log line is wanted. Raises ConfigError; --help exits."""
     parser = _Parser(prog="rouse", description="A serverless inference mesh on this machine.", allow_abbrev=False)
     up = parser.add_subparsers(dest="command", required=True).add_parser(
         "up", help="run the mesh until Ctrl-C", epilog=EXIT_CODES, allow_abbrev=False

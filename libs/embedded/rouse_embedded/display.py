@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from rouse_common.clock import Clock, SystemClock
 from rouse_embedded.mesh import MeshInfo
 from rouse_embedded.notices import Logged, Note, Notice, Restarting, Waiting
 
@@ -23,10 +23,11 @@ MIB, GIB = 1 << 20, 1 << 30
 class Display:
     """Shows a mesh on the terminal: one live line where it is one, plain lines where it is not."""
 
-    def __init__(self, *, verbose: bool, console: Console | None = None) -> None:
+    def __init__(self, *, verbose: bool, console: Console | None = None, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._verbose = verbose
-        self._began = time.monotonic()
+        self._began = self._clock.monotonic()
         self._status: Status | None = None
         self._serving = False
         self._shown = ("", 0.0)
@@ -59,8 +60,7 @@ class Display:
 
     def ready(self, info: MeshInfo) -> None:
         """The summary: where everything is, and what to type next."""
-        self._end_status()
-        self._serving = True
+        self.serving()
         options = info.options
         devices = ", ".join(f"{d.kind}:{d.name} {_size(d.capacity_bytes)}" for d in options.parsed_devices())
         rows = [
@@ -77,9 +77,14 @@ class Display:
             self._print("", f"  {name:<8} {text}")
         self._print("", "  next     rouse deploy FOLDER, rouse functions, rouse status; Ctrl-C stops the mesh")
 
+    def serving(self) -> None:
+        """From now on warnings and errors are shown."""
+        self._end_status()
+        self._serving = True
+
     def stopping(self) -> None:
         self._end_status()
-        self._began = time.monotonic()
+        self._began = self._clock.monotonic()
         self._print("", "stopping; once more kills at once")
 
     def stopped(self) -> None:
@@ -94,7 +99,7 @@ class Display:
 
     @property
     def _elapsed_s(self) -> float:
-        return time.monotonic() - self._began
+        return self._clock.monotonic() - self._began
 
     def _progress(self, waiting: Waiting) -> None:
         detail = waiting.detail if len(waiting.detail) <= MAX_DETAIL_CHARS else waiting.detail[:MAX_DETAIL_CHARS] + "…"
@@ -103,13 +108,13 @@ class Display:
             self._status.update(f"{self._elapsed_s:5.1f} s  {escape(text)}")
             return
         said, at = self._shown
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if said != waiting.name or now - at > REPEAT_S:
             self._shown = (waiting.name, now)
             self._print("", f"{self._elapsed_s:5.1f} s  {text}")
 
     def _limited(self, style: str, text: str) -> None:
-        second = int(time.monotonic())
+        second = int(self._clock.monotonic())
         if second != self._second:
             if self._lines > MAX_LINES_PER_S:
                 self._print("yellow", f"({self._lines - MAX_LINES_PER_S} more lines in logs/rouse.log)")
