@@ -75,7 +75,7 @@ class ObjectStore:
         try:
             return await self._put(name, file, digest, metadata or {})
         finally:
-            await asyncio.to_thread(file.close)
+            file.close()  # nothing to flush: it was only read
 
     async def put(self, name: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Stores bytes under `name`, as put_file does."""
@@ -95,7 +95,7 @@ class ObjectStore:
             await self._streams.publish(subject, info.encode(self._bucket), headers=layout.ROLLUP)
         except BaseException as error:
             # Runs to its end also where the put was cancelled.
-            await asyncio.shield(asyncio.create_task(self._discard(key)))
+            await asyncio.shield(asyncio.create_task(self._discard(name, key)))
             if isinstance(error, ResourceExhausted) and error.reason == "STREAM_FULL":
                 text = f"bucket {self._bucket} has no room for '{name}': its limit is {self._max_bytes} bytes"
                 raise ResourceExhausted("BUCKET_FULL", text) from None
@@ -130,12 +130,15 @@ class ObjectStore:
                 confirmed += 1
         return size, chunks, digest or hashed.hexdigest()
 
-    async def _discard(self, key: str) -> None:
+    async def _discard(self, name: str, key: str) -> None:
         subject = layout.chunks(self._bucket, key)
         try:
             # What was sent is stored in order: once this is answered, nothing comes after the purge.
             with contextlib.suppress(ResourceExhausted):
                 await self._streams.publish(subject, b"")
+            with contextlib.suppress(NotFound):
+                if (await self.info(name)).key == key:  # stored, although the answer did not come
+                    await self._streams.purge(self._stream, layout.description(self._bucket, name))
             await self._streams.purge(self._stream, subject)
         except RouseError as error:
             LOG.warning("left chunks for the next sweep bucket=%s key=%s reason=%s", self._bucket, key, error)
@@ -223,9 +226,9 @@ class ObjectStore:
             try:
                 return await self._copy(name, limit, lambda data: asyncio.to_thread(file.write, data))
             finally:
-                await asyncio.to_thread(file.close)
+                file.close()
         except BaseException:
-            await asyncio.to_thread(path.unlink)
+            await asyncio.shield(asyncio.create_task(asyncio.to_thread(path.unlink)))
             raise
 
     async def _copy(self, name: str, limit: int, write: Callable[[bytes], Awaitable[int]]) -> int:
