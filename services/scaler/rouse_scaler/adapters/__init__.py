@@ -1,0 +1,1 @@
+"""Every I/O of scaler: cluster-manager and the coordinators."""
