@@ -29,8 +29,12 @@ class Instances:
         return found[0] if found else None
 
     def live_of_version(self, version_id: str) -> int:
-        """How many instances of a version have not ended."""
-        query = select(func.count()).select_from(Instance).where(Instance.version_id == version_id, LIVE)
+        """How many instances of a version serve or will.
+
+        One that is being stopped takes no place: a request that comes meanwhile must find a new one.
+        """
+        serving = LIVE & (Instance.state != "STOPPING")
+        query = select(func.count()).select_from(Instance).where(Instance.version_id == version_id, serving)
         return self._session.scalar(query) or 0
 
     def live_by_node(self) -> dict[str, dict[str, int]]:
