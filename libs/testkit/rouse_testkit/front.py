@@ -56,6 +56,7 @@ class Front:
 
     Args:
         generation: the generation of the routing table that the gateway has in use.
+        stop: stops the gateway and returns when it has ended.
     """
 
     control: Control
@@ -66,6 +67,7 @@ class Front:
     inference: inference.GRPCInferenceServiceStub
     folder: Path
     generation: Callable[[], int]
+    stop: Callable[[], Awaitable[None]]
 
     async def publish(self) -> None:
         """Publishes what the control plane's double holds, and returns when the gateway has it in use."""

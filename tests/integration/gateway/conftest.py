@@ -33,9 +33,9 @@ async def control(nats_url: str) -> AsyncIterator[Control]:
     control = Control()
     await control.start()
     await control.add_node("n0")
-    control.bus = await Bus.connect(nats_url, "test")
+    bus = control.bus = await Bus.connect(nats_url, "test")
     yield control
-    await control.bus.close()
+    await bus.close()
     await control.stop()
 
 
@@ -73,6 +73,7 @@ async def front(control: Control, config: GatewayConfig, tmp_path: Path) -> Asyn
                 inference.GRPCInferenceServiceStub(channel),
                 tmp_path,
                 lambda: int(metrics.TABLE_GENERATION._value.get()),
+                service.stop,
             )
             await eventually(lambda: _is_ready(front), "the gateway is ready")
             yield front
