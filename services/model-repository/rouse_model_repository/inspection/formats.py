@@ -127,7 +127,7 @@ def _tensor(kind: str, row: Any) -> tuple[str, str, list[int]]:
     name, datatype, shape = row.get("name"), row.get("datatype"), row.get("shape")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
         raise _bad_spec(f"one of [[{kind}]] has no name of 1 to {MAX_NAME_CHARS} characters")
-    if datatype not in DATATYPES:
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise _bad_spec(f"{kind} '{name}' has the datatype {datatype!r}; known: {', '.join(sorted(DATATYPES))}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(size) for size in shape):
         raise _bad_spec(f"{kind} '{name}': want a shape of at most {MAX_RANK} sizes, -1 for any")
