@@ -328,7 +328,7 @@ def report(screen: Screen, client: rouse.Client, measured: dict[str, Measured]) 
     for line in timeline(window):
         screen.show(line)
     screen.headline("Where the weights are now, and why")
-    screen.show(residency(list(described.values())))
+    screen.show(residency([client.describe(name) for name in measured]))
     screen.headline("One request that woke its model: rouse trace")
     for line in waterfall(swapped_trace(client, measured), screen.console.width):
         screen.console.print(line, no_wrap=True, overflow="ellipsis")

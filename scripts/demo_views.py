@@ -74,6 +74,8 @@ class Screen:
             TimeElapsedColumn(),
             console=self.console,
             transient=transient,
+            # Elsewhere than on a terminal, what is transient would only leave blank lines.
+            disable=transient and not self.console.is_terminal,
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 from rouse import convert, tensors
 from rouse.address import resolve
 from rouse.deploying import Deploy, Overrides
-from rouse.errors import Internal, InvalidArgument, NotFound, Unavailable
+from rouse.errors import Internal, InvalidArgument, NotFound, Unavailable, about
 from rouse.package import Package, read_package
 from rouse.transport import LoopTransport, Transport
 from rouse.types import (
@@ -108,7 +108,8 @@ class AsyncClient:
         package = source if isinstance(source, Package) else await self._transport.work(lambda: read_package(source))
         overrides = Overrides(name, options, scaling, resources, objective, description)
         self._signatures.pop(name or package.default_name, None)
-        return await Deploy(self._transport, package, overrides, timeout, progress).run(wake)
+        with about(name or package.default_name):
+            return await Deploy(self._transport, package, overrides, timeout, progress).run(wake)
 
     async def infer(
         self,
@@ -129,7 +130,19 @@ class AsyncClient:
             version: number of a version; None is the active one.
             timeout: seconds, a wake-up included.
         """
-        ends = time.monotonic() + self._seconds(timeout)
+        with about(function):
+            return await self._infer(function, inputs, outputs, version, request_id, self._seconds(timeout))
+
+    async def _infer(
+        self,
+        function: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None,
+        version: int | None,
+        request_id: str,
+        timeout_s: float,
+    ) -> Result:
+        ends = time.monotonic() + timeout_s
         plain = [name for name, value in inputs.items() if not tensors.has_dtype(value)]
         specs = await self._signature(function, self._left(ends)) if plain else {}
         request = contract.InferRequest(
@@ -154,20 +167,23 @@ class AsyncClient:
 
     async def describe(self, function: str, *, timeout: float | None = None) -> Description:
         """Versions, instances, residency, usage and events of a function."""
-        response = await self._read("GetFunction", contract.GetFunctionRequest(name=function), timeout)
+        with about(function):
+            response = await self._read("GetFunction", contract.GetFunctionRequest(name=function), timeout)
         return convert.description(response)
 
     async def wake(self, function: str, *, timeout: float | None = None) -> Function:
         """Starts an instance where there is none, and waits until one is ready."""
         request = contract.WakeFunctionRequest(name=function)
-        response = await self._transport.unary("WakeFunction", request, self._seconds(timeout))
+        with about(function):
+            response = await self._transport.unary("WakeFunction", request, self._seconds(timeout))
         return convert.function(response.function)
 
     async def delete(self, function: str, *, timeout: float | None = None) -> None:
         """Deletes a function with all its versions; returns when every byte is given back."""
         self._signatures.pop(function, None)
         request = contract.DeleteFunctionRequest(name=function)
-        await self._transport.unary("DeleteFunction", request, self._seconds(timeout))
+        with about(function):
+            await self._transport.unary("DeleteFunction", request, self._seconds(timeout))
 
     async def logs(
         self,

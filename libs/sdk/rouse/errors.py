@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar
 
 import grpc
@@ -188,6 +189,16 @@ _HINTS = {
 class _Names(dict[str, str]):
     def __missing__(self, key: str) -> str:
         return key.upper()
+
+
+@contextmanager
+def about(function: str) -> Iterator[None]:
+    """Failures in the block concern this function, also those that did not reach the mesh."""
+    try:
+        yield
+    except RouseError as error:
+        error.metadata.setdefault("function", function)
+        raise
 
 
 def from_rpc_error(error: grpc.RpcError, address: str) -> RouseError:

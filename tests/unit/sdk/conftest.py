@@ -33,9 +33,9 @@ class FunctionDouble(contract.FunctionServiceServicer):
         self.requests: list[Any] = []
         self.spans: dict[str, list[contract.Span]] = {}
         self.lines: list[str] = []
+        self.reason = "evicted from gpu0 for bert"
         self.compute: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda inputs: inputs
         self.signature = contract.Signature()
-        self.followers = 0
         self.follow_ended = threading.Event()
         self._failures: dict[str, list[tuple[grpc.StatusCode, str, ErrorDetails | None]]] = {}
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class FunctionDouble(contract.FunctionServiceServicer):
             node_id="node-1",
             state="HOST",
             size_bytes=3 << 20,
-            reason="evicted from gpu0 for bert",
+            reason=self.reason,
             swap_in_count=2,
         )
         response.usage.requests = 7
@@ -168,10 +168,10 @@ class FunctionDouble(contract.FunctionServiceServicer):
 
     def ReadLogs(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         self._enter("ReadLogs", request, context)
+        # Before the first line leaves: a client that has read it may hang up at once.
+        context.add_callback(self.follow_ended.set)
         yield contract.ReadLogsResponse(lines=self.lines[-request.tail :])
         if request.follow:
-            self.followers += 1
-            context.add_callback(self.follow_ended.set)
             self.follow_ended.wait(30)
 
     def GetTrace(self, request: Any, context: grpc.ServicerContext) -> Any:

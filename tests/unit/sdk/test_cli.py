@@ -146,6 +146,19 @@ def test_infer_takes_text_for_bytes(cli: Cli, double: Any, hugging_face: Path, t
         assert cli.json("infer", "bert", "--input", f"text={given}")["outputs"][0]["data"] == want
 
 
+def test_bytes_are_shown_as_text(cli: Cli, double: Any, hugging_face: Path) -> None:
+    signature(double, ("text", "BYTES", [-1]))
+    cli("deploy", str(hugging_face))
+    assert "['hello there']" in cli("infer", "bert", "--input", "text=hello there")
+
+
+def test_long_reasons_are_cut_for_people_only(cli: Cli, double: Any, folder: Path) -> None:
+    cli("deploy", str(folder))
+    double.reason = "because " * 200
+    assert len(cli("describe", "digits")) < 4000
+    assert cli.json("describe", "digits")["residency"][0]["reason"] == double.reason
+
+
 def test_numbers_that_json_has_not(cli: Cli, double: Any, folder: Path) -> None:
     cli("deploy", str(folder))
     double.compute = lambda inputs: {"y": np.array([np.nan, np.inf, -np.inf, 1], np.float32)}

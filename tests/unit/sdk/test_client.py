@@ -195,8 +195,9 @@ def test_timeout_is_typed(client: rouse.Client, double: Any, folder: Path) -> No
 
     double.compute = late
     try:
-        with pytest.raises(rouse.DeadlineExceeded, match="in time"):
+        with pytest.raises(rouse.DeadlineExceeded, match="in time") as caught:
             client.infer("digits", {"image": np.ones(2)}, timeout=0.2)
+        assert "rouse describe digits" in caught.value.hint
     finally:
         release.set()
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 import rouse
 from rouse.cli import inputs, text
-from rouse.cli.state import State, common, pass_state
+from rouse.cli.state import State, common, pass_state, plain
 from rouse_contracts.arrays import DATATYPES
 
 
@@ -95,8 +95,10 @@ def _datatype(array: np.ndarray) -> str:
 def _show(state: State, result: rouse.Result) -> None:
     width = max(40, state.out.width - 4)
     for key, array in result.items():
+        # As JSON has it: BYTES as text.
+        values = array if array.dtype != object else np.array(plain(array), dtype=str)
         shown = np.array2string(
-            array, precision=4, suppress_small=True, threshold=64, edgeitems=3, max_line_width=width
+            values, precision=4, suppress_small=True, threshold=64, edgeitems=3, max_line_width=width
         )
         state.say(f"[bold]{escape(key)}[/bold] [dim]{_datatype(array)} {escape(str(list(array.shape)))}[/dim]")
         state.say("  " + escape(shown).replace("\n", "\n  "))

@@ -35,7 +35,7 @@ def functions(state: State) -> None:
             text.size(version.weights_bytes) if version else "",
             str(function.ready_instances),
             "\n".join(text.tensor(spec) for spec in version.inputs) if version else "",
-            escape(function.reason),
+            text.short(function.reason),
         )
     state.out.print(table)
 
@@ -52,14 +52,16 @@ def describe(state: State, name: str) -> None:
         state.emit(found)
         return
     function, version = found.function, found.function.version
-    state.say(f"[bold]{escape(function.name)}[/bold] {text.state(function.state)}  {escape(function.reason)}".rstrip())
+    state.say(
+        f"[bold]{escape(function.name)}[/bold] {text.state(function.state)}  {text.short(function.reason)}".rstrip()
+    )
     if version is not None:
         _version(state, version)
     usage = found.usage
     mean = f", {text.milliseconds(usage.swap_ms / usage.swap_ins)} each" if usage.swap_ins else ""
     state.say(
-        f"usage     {usage.requests} requests, {usage.failures} failed; devices worked "
-        f"{text.milliseconds(usage.device_ms)}; {usage.swap_ins} swap-ins{mean}"
+        f"usage     {text.count(usage.requests, 'request')}, {usage.failures} failed; devices worked "
+        f"{text.milliseconds(usage.device_ms)}; {text.count(usage.swap_ins, 'swap-in')}{mean}"
     )
     _tables(state, found)
 
@@ -99,7 +101,9 @@ def _tables(state: State, found: rouse.Description) -> None:
         instances = text.table("!instance", "version", "!node", "!state", "!since", "reason", title="instances")
         for i in found.instances:
             number = numbers.get(i.version_id, i.version_id)
-            instances.add_row(i.instance_id, number, i.node, text.state(i.state), text.ago(i.since), escape(i.reason))
+            instances.add_row(
+                i.instance_id, number, i.node, text.state(i.state), text.ago(i.since), text.short(i.reason)
+            )
         state.out.print()
         state.out.print(instances)
     if found.residency:
@@ -112,14 +116,14 @@ def _tables(state: State, found: rouse.Description) -> None:
                 text.state(r.state),
                 text.size(r.size_bytes),
                 str(r.swap_ins),
-                escape(r.reason),
+                text.short(r.reason),
             )
         state.out.print()
         state.out.print(residency)
     if found.events:
         events = text.table("!when", "!event", "subject", "message", title="events")
         for event in found.events:
-            events.add_row(text.ago(event.at), event.kind, escape(event.subject), escape(event.message))
+            events.add_row(text.ago(event.at), event.kind, escape(event.subject), text.short(event.message))
         state.out.print()
         state.out.print(events)
 

@@ -45,10 +45,9 @@ def status(state: State) -> None:
     if state.json:
         state.emit(found)
         return
-    plural = "" if found.functions == 1 else "s"
     state.say(
-        f"mesh [bold]{escape(found.mesh_version)}[/bold] at {escape(client.address)}, {found.functions} "
-        f"function{plural}"
+        f"mesh [bold]{escape(found.mesh_version)}[/bold] at {escape(client.address)}, "
+        f"{text.count(found.functions, 'function')}"
     )
     state.out.print()
     services = text.table("service", "!state", "address")
@@ -73,7 +72,7 @@ def _node(state: State, node: rouse.Node, names: dict[str, str]) -> None:
         f"[bold]{escape(node.node)}[/bold] {text.state(node.state)}  instances {node.instances}  host memory "
         f"{text.size(node.host_used_bytes)} of {text.size(node.host_capacity_bytes)}{heard}"
     )
-    devices = text.table("!device", "!memory", "!", ">swap-ins", ">evictions", "executing", "!on it")
+    devices = text.table("!device", "!memory", "!", ">swap-ins", ">evictions", "!on it")
     for device in node.devices:
         used = device.mapped_bytes + device.reserved_bytes
         devices.add_row(
@@ -82,7 +81,6 @@ def _node(state: State, node: rouse.Node, names: dict[str, str]) -> None:
             f"{text.size(used)} of {text.size(device.capacity_bytes)}",
             str(device.swap_ins),
             str(device.evictions),
-            escape(device.executing) or "[dim]-[/dim]",
             "\n".join(_resident(r, names) for r in device.residents) or "[dim]nothing[/dim]",
         )
     state.out.print(devices)

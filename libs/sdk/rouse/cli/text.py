@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 import rouse
 
+MAX_WORDS_CHARS = 240
 STATE_STYLES = {
     "READY": "green",
     "SERVING": "green",
@@ -52,6 +54,17 @@ def milliseconds(value: float) -> str:
     if value >= 1000:
         return f"{value / 1000:.2f} s"
     return f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def count(number: int, what: str) -> str:
+    """As `1 request` or `7 requests`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def short(words: str) -> str:
+    """The beginning of a long text, on one line, escaped for console markup; --json has all of it."""
+    line = " ".join(words.replace("\\n", " ").split())
+    return escape(line if len(line) <= MAX_WORDS_CHARS else line[: MAX_WORDS_CHARS - 1] + "…")
 
 
 def ago(at: datetime | None) -> str:

@@ -39,6 +39,8 @@ def logs(state: State, name: str, follow: bool, tail: int, service: str, trace_i
                 continue
             match = LEVEL.match(line)
             style = LEVEL_STYLES.get(match[1], "") if match else ""
+            if state.out.is_terminal:
+                line = line.replace("\\n", "\n    ")
             # A line is not wrapped: what reads it next may be grep.
             state.out.print(Text(line, style=style), soft_wrap=True)
 
