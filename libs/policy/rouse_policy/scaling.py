@@ -196,7 +196,9 @@ def _desired(snapshot: Snapshot, state: State, settings: Settings, current: int,
     rate, served, limits = snapshot.arrival_rate, state.instance_rate, f"limits {low} to {high}"
     if rate is None:
         return max(low, min(current, high)), f"arrivals are not known, {current} instances stay", False
-    idle_s = math.inf if state.last_active is None else now - state.last_active
+    if state.last_active is None:
+        return low, f"never called; {limits}", True
+    idle_s = now - state.last_active
     if idle_s >= snapshot.idle_timeout_s:
         return low, f"idle for {idle_s:.3g} s, timeout {snapshot.idle_timeout_s:g} s; {limits}", True
     if rate == 0 and not current:
