@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,20 +53,9 @@ def test_models_and_migrations_agree_to_the_last_constraint(postgres_url: str) -
 
 
 def test_upgrading_twice_and_at_once_does_it_once(postgres_url: str) -> None:
-    failures: list[BaseException] = []
-
-    def upgrade() -> None:
-        try:
-            migrate.upgrade(postgres_url)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=upgrade) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert failures == []
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(migrate.upgrade, postgres_url) for _ in range(3)]:
+            done.result(60)
     migrate.upgrade(postgres_url)
 
 

@@ -150,7 +150,8 @@ class ControlPlane:
         self._stopping = asyncio.Event()
         config = ClusterManagerConfig(**self.settings)
         self._task = asyncio.create_task(ClusterManager(config).run(ready, self._stopping))
-        await asyncio.wait({started, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {started, self._task}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
             await self._task
         self.address = started.result()
@@ -225,7 +226,9 @@ class ControlPlane:
         return version
 
     async def place(self, version: functions.FunctionVersion) -> cluster.CreateInstanceResponse:
-        return await self.call("CreateInstance", cluster.CreateInstanceRequest(version_id=version.version_id))
+        request = cluster.CreateInstanceRequest(version_id=version.version_id, reason="the test wants it")
+        placed: cluster.CreateInstanceResponse = await self.call("CreateInstance", request)
+        return placed
 
     async def report(self, instance: cluster.Instance, state: str, reason: str = "as the test says") -> None:
         request = cluster.ReportInstanceRequest(
@@ -247,7 +250,8 @@ class ControlPlane:
         return {node.node_id: node for node in response.nodes}
 
     async def function(self, name: str) -> cluster.GetFunctionResponse:
-        return await self.call("GetFunction", cluster.GetFunctionRequest(name=name))
+        found: cluster.GetFunctionResponse = await self.call("GetFunction", cluster.GetFunctionRequest(name=name))
+        return found
 
     async def instances(self, *, ended: bool = False) -> dict[str, cluster.Instance]:
         request = cluster.ListInstancesRequest(include_ended=ended)

@@ -25,6 +25,7 @@ class Announcer:
         self._waiting: deque[functions.Event] = deque()
         self._some, self._none = asyncio.Event(), asyncio.Event()
         self._none.set()
+        self._failing = False
 
     def add(self, event: functions.Event) -> None:
         if len(self._waiting) >= MAX_WAITING:
@@ -35,16 +36,15 @@ class Announcer:
         self._some.set()
 
     async def flush(self, timeout_s: float) -> None:
-        """Waits until nothing waits, `timeout_s` at most: while NATS is away it would be for ever."""
+        """Waits until nothing waits, `timeout_s` at most; not at all while NATS is away."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(0 if self._failing else timeout_s):
                 await self._none.wait()
         except TimeoutError:
             LOG.warning("events not published count=%d reason=stopping; they are in the database", len(self._waiting))
 
     async def run(self) -> None:
         """Publishes in order until cancelled."""
-        failing = False
         while True:
             await self._some.wait()
             self._some.clear()
@@ -54,12 +54,12 @@ class Announcer:
                     await self._bus.publish(subjects.event(event.kind), event.SerializeToString())
                 except RouseError as error:
                     metrics.PUBLISH_FAILURES.labels("events").inc()
-                    if not failing:
+                    if not self._failing:
                         LOG.warning("events not published, trying again every %.1f s: %s", RETRY_S, error)
-                    failing = True
+                    self._failing = True
                     await asyncio.sleep(RETRY_S)
                     continue
-                failing = False
+                self._failing = False
                 if self._waiting and self._waiting[0] is event:
                     self._waiting.popleft()
             self._none.set()

@@ -1,0 +1,143 @@
+"""What a spec may be; a bad one is refused with words that say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rouse_cluster_manager import specs
+from rouse_common.errors import InvalidArgument
+from rouse_contracts import functions as pb
+from rouse_contracts.repository import Artefact
+
+FLOAT = pb.TensorSpec(name="x", datatype="FP32", shape=[-1, 3])
+SIGNATURE = pb.Signature(inputs=[FLOAT], outputs=[FLOAT])
+HUGGING_FACE = Artefact(format=pb.ARTEFACT_FORMAT_HUGGING_FACE, signature=SIGNATURE)
+PYTHON = Artefact(format=pb.ARTEFACT_FORMAT_PYTHON)
+
+
+def python_spec(**fields: object) -> pb.FunctionSpec:
+    return pb.FunctionSpec(**({"name": "f", "handler": "main:Model", "signature": SIGNATURE} | fields))
+
+
+def test_zero_values_become_the_documented_defaults() -> None:
+    full = specs.effective(pb.FunctionSpec(name="f"), HUGGING_FACE)
+    assert full.scaling.max_instances == 1
+    assert full.scaling.idle_timeout.seconds == 300
+    assert full.queue_capacity == 256
+    assert full.signature == SIGNATURE
+    assert not full.objective.latency_ms
+
+
+def test_what_is_given_stays() -> None:
+    spec = python_spec(
+        scaling=pb.Scaling(min_instances=2, max_instances=3, idle_timeout=Duration(nanos=500_000_000)),
+        objective=pb.Objective(latency_ms=50, percentile=0.9),
+        resources=pb.Resources(working_memory_bytes=7, threads=2),
+        queue_capacity=4,
+        options={"a": "b"},
+    )
+    assert specs.effective(spec, PYTHON) == spec
+
+
+def test_keeping_instances_raises_the_default_limit() -> None:
+    spec = python_spec(scaling=pb.Scaling(min_instances=3))
+    assert specs.effective(spec, PYTHON).scaling.max_instances == 3
+
+
+def test_a_signature_that_is_given_overrides_the_derived_one() -> None:
+    mine = pb.Signature(inputs=[pb.TensorSpec(name="z", datatype="INT64")], outputs=[FLOAT])
+    assert specs.effective(pb.FunctionSpec(name="f", signature=mine), HUGGING_FACE).signature == mine
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "9", "x" * 128])
+def test_good_names(name: str) -> None:
+    specs.check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "a/b", "a b", "ä", "x" * 129, "a\n", "a\x00"])
+def test_bad_names(name: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        specs.check_name(name)
+    assert caught.value.reason == "BAD_NAME"
+
+
+def tensor(**fields: object) -> pb.Signature:
+    return pb.Signature(inputs=[pb.TensorSpec(**({"name": "x", "datatype": "FP32"} | fields))], outputs=[FLOAT])
+
+
+BAD: dict[str, tuple[pb.FunctionSpec, Artefact, str]] = {
+    "no handler": (python_spec(handler=""), PYTHON, "handler"),
+    "handler without class": (python_spec(handler="main"), PYTHON, "handler"),
+    "handler with code": (python_spec(handler="os:system('x')"), PYTHON, "handler"),
+    "handler for hugging face": (python_spec(), HUGGING_FACE, "handler"),
+    "no signature": (python_spec(signature=None), PYTHON, "inputs"),
+    "no outputs": (python_spec(signature=pb.Signature(inputs=[FLOAT])), PYTHON, "outputs"),
+    "one name twice": (
+        python_spec(signature=pb.Signature(inputs=[FLOAT, FLOAT], outputs=[FLOAT])), PYTHON, "same name",
+    ),
+    "unknown datatype": (python_spec(signature=tensor(datatype="FP31")), PYTHON, "FP31"),
+    "empty tensor name": (python_spec(signature=tensor(name="")), PYTHON, "name"),
+    "negative size": (python_spec(signature=tensor(shape=[-2])), PYTHON, "-2"),
+    "too many dimensions": (python_spec(signature=tensor(shape=[1] * 33)), PYTHON, "33"),
+    "min above max": (
+        python_spec(scaling=pb.Scaling(min_instances=3, max_instances=2)), PYTHON, "min_instances is 3",
+    ),
+    "too many instances": (python_spec(scaling=pb.Scaling(max_instances=10**6)), PYTHON, "max_instances"),
+    "negative idle timeout": (
+        python_spec(scaling=pb.Scaling(idle_timeout=Duration(seconds=-5))), PYTHON, "idle_timeout",
+    ),
+    "memory beyond 63 bits": (
+        python_spec(resources=pb.Resources(working_memory_bytes=2**63)), PYTHON, "working_memory",
+    ),
+    "percentile of 1": (python_spec(objective=pb.Objective(latency_ms=5, percentile=1.0)), PYTHON, "percentile"),
+    "percentile that is none": (
+        python_spec(objective=pb.Objective(latency_ms=5, percentile=float("nan"))), PYTHON, "percentile",
+    ),
+    "percentile alone": (python_spec(objective=pb.Objective(percentile=0.9)), PYTHON, "latency_ms"),
+    "huge queue": (python_spec(queue_capacity=10**9), PYTHON, "queue_capacity"),
+    "NUL in an option": (python_spec(options={"a": "b\x00"}), PYTHON, "NUL"),
+    "long description": (python_spec(description="x" * 10_000), PYTHON, "description"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_spec_is_refused_and_the_words_say_why(what: str) -> None:
+    spec, artefact, words = BAD[what]
+    with pytest.raises(InvalidArgument) as caught:
+        specs.effective(spec, artefact)
+    assert caught.value.reason == "BAD_SPEC"
+    assert words in caught.value.message
+    assert caught.value.metadata == {"function": "f"}
+
+
+numbers: Callable[[int], st.SearchStrategy[int]] = lambda high: st.integers(0, high)  # noqa: E731
+
+
+@given(
+    st.builds(
+        pb.FunctionSpec,
+        name=st.sampled_from(["f", "model-1"]),
+        handler=st.sampled_from(["", "m:C", "a.b:C"]),
+        signature=st.sampled_from([None, SIGNATURE]),
+        scaling=st.builds(pb.Scaling, min_instances=numbers(4), max_instances=numbers(4)),
+        objective=st.builds(pb.Objective, latency_ms=numbers(2), percentile=st.sampled_from([0.0, 0.5, 2.0])),
+        queue_capacity=numbers(2**32 - 1),
+    ),
+    st.sampled_from([HUGGING_FACE, PYTHON]),
+)
+def test_what_is_accepted_has_no_zero_left_and_is_accepted_again_unchanged(
+    spec: pb.FunctionSpec, artefact: Artefact
+) -> None:
+    try:
+        full = specs.effective(spec, artefact)
+    except InvalidArgument:
+        return
+    assert 0 < full.scaling.max_instances >= full.scaling.min_instances
+    assert full.queue_capacity > 0
+    assert full.signature.inputs
+    assert specs.effective(full, artefact) == full
