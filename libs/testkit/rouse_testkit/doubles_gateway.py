@@ -144,9 +144,12 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         spec = functions.FunctionSpec(name=name, signature=signature)
         function.versions.append(
             functions.FunctionVersion(
-                version_id=f"{name}-{number}", version=number, spec=spec, weights_bytes=weights,
+                version_id=f"{name}-{number}",
+                version=number,
+                spec=spec,
+                weights_bytes=weights,
                 format=functions.ARTEFACT_FORMAT_PYTHON,
-            )  # fmt: skip
+            )
         )
         for node_id in nodes:
             self.set_ready(name, node_id)
@@ -200,9 +203,7 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         self.fetches += 1
         return cluster.GetRoutingTableResponse(table=self.table())
 
-    async def CreateVersion(
-        self, request: cluster.CreateVersionRequest, context: Any
-    ) -> cluster.CreateVersionResponse:
+    async def CreateVersion(self, request: cluster.CreateVersionRequest, context: Any) -> cluster.CreateVersionResponse:
         function = self.add_function(request.spec.name)
         version = function.versions[-1]
         version.spec.CopyFrom(request.spec)
@@ -267,7 +268,7 @@ class RepositoryDouble(repository.RepositoryServiceServicer):
         self.derived = functions.Signature()
         self.format = functions.ARTEFACT_FORMAT_PYTHON
         self.commit_error: RouseError | None = None
-        self.before_chunk: Callable[[], Awaitable[None]] | None = None
+        self.before_chunk: Callable[[], Awaitable[object]] | None = None
         self.chunks = 0
 
     async def FindMissingBlobs(

@@ -63,8 +63,8 @@ class Front:
     node: NodeDouble
     address: str
     channel: grpc.aio.Channel
-    functions: functions.FunctionServiceStub
-    inference: inference.GRPCInferenceServiceStub
+    mesh: functions.FunctionServiceStub
+    models: inference.GRPCInferenceServiceStub
     folder: Path
     generation: Callable[[], int]
     stop: Callable[[], Awaitable[None]]
@@ -82,7 +82,7 @@ class Front:
     def infer(self, function: str, *values: float, timeout: float | None = 10, **fields: Any) -> Any:
         """The call of FunctionService.Infer with one FP32 input x."""
         request = functions.InferRequest(function=function, inputs=[fp32("x", *values)], **fields)
-        return self.functions.Infer(request, timeout=timeout)
+        return self.mesh.Infer(request, timeout=timeout)
 
     def model_infer(self, model: str, *values: float, timeout: float | None = 10, **fields: Any) -> Any:
         """The call of ModelInfer with one raw FP32 input x; parameters as fields of the request."""
@@ -90,7 +90,7 @@ class Front:
         for name, value in fields.pop("parameters", {}).items():
             request.parameters[name].CopyFrom(value)
         request.MergeFrom(inference.ModelInferRequest(**fields))
-        return self.inference.ModelInfer(request, timeout=timeout)
+        return self.models.ModelInfer(request, timeout=timeout)
 
     @staticmethod
     def model_request(model: str, *values: float) -> inference.ModelInferRequest:

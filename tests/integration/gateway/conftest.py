@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from rouse_bus import Bus
 from rouse_common import telemetry
 from rouse_common.rpc.options import channel_options
@@ -80,5 +81,5 @@ async def front(control: Control, config: GatewayConfig, tmp_path: Path) -> Asyn
 
 
 async def _is_ready(front: Front) -> bool:
-    answer = await front.inference.ServerReady(inference.ServerReadyRequest(), timeout=5)
+    answer = await front.models.ServerReady(inference.ServerReadyRequest(), timeout=5)
     return bool(answer.ready)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import grpc
 import pytest
+
 from rouse_contracts import functions, inference
 from rouse_testkit.front import Front, floats, fp32, refused
 
@@ -14,11 +16,13 @@ Request = inference.ModelInferRequest
 Contents = inference.InferTensorContents
 
 
-def model(*tensors: Request.InferInputTensor, raw: list[bytes] | None = None, **fields: object) -> Request:
+def model(*tensors: Request.InferInputTensor, raw: list[bytes] | None = None, **fields: Any) -> Request:
     return Request(model_name="f", inputs=tensors, raw_input_contents=raw or [], **fields)
 
 
-def tensor(datatype: str = "FP32", shape: tuple[int, ...] = (2,), name: str = "x", **fields: object) -> Request.InferInputTensor:
+def tensor(
+    datatype: str = "FP32", shape: tuple[int, ...] = (2,), name: str = "x", **fields: Any
+) -> Request.InferInputTensor:
     return Request.InferInputTensor(name=name, datatype=datatype, shape=shape, **fields)
 
 
@@ -31,10 +35,14 @@ BAD_MODEL_REQUESTS = {
     "two raw for one input": (model(tensor(), raw=[RAW, RAW]), Code.INVALID_ARGUMENT, "BAD_CONTENTS"),
     "neither": (model(tensor()), Code.INVALID_ARGUMENT, "BAD_TENSOR"),
     "typed in the wrong field": (
-        model(tensor(contents=Contents(int_contents=[1, 2]))), Code.INVALID_ARGUMENT, "BAD_CONTENTS",
+        model(tensor(contents=Contents(int_contents=[1, 2]))),
+        Code.INVALID_ARGUMENT,
+        "BAD_CONTENTS",
     ),
     "typed in two fields": (
-        model(tensor(contents=Contents(int_contents=[1, 2], fp32_contents=[1, 2]))), Code.INVALID_ARGUMENT, "BAD_CONTENTS",
+        model(tensor(contents=Contents(int_contents=[1, 2], fp32_contents=[1, 2]))),
+        Code.INVALID_ARGUMENT,
+        "BAD_CONTENTS",
     ),
     "too few typed": (model(tensor(contents=Contents(fp32_contents=[1]))), Code.INVALID_ARGUMENT, "BAD_TENSOR"),
     "typed half floats": (model(tensor("FP16", contents=FLOATS)), Code.INVALID_ARGUMENT, "BAD_CONTENTS"),
@@ -47,27 +55,32 @@ BAD_MODEL_REQUESTS = {
     "no name": (model(tensor(name=""), raw=[RAW]), Code.INVALID_ARGUMENT, "UNKNOWN_INPUT"),
     "an output twice": (
         model(tensor(), raw=[RAW], outputs=[Request.InferRequestedOutputTensor(name="y")] * 2),
-        Code.INVALID_ARGUMENT, "DUPLICATE_OUTPUT",
+        Code.INVALID_ARGUMENT,
+        "DUPLICATE_OUTPUT",
     ),
     "input in shared memory": (model(tensor(parameters=SHARED)), Code.UNIMPLEMENTED, "UNSUPPORTED_PARAMETER"),
     "output in shared memory": (
         model(tensor(), raw=[RAW], outputs=[Request.InferRequestedOutputTensor(name="y", parameters=SHARED)]),
-        Code.UNIMPLEMENTED, "UNSUPPORTED_PARAMETER",
+        Code.UNIMPLEMENTED,
+        "UNSUPPORTED_PARAMETER",
     ),
     "negative timeout": (
         model(tensor(), raw=[RAW], parameters={"timeout": inference.InferParameter(int64_param=-1)}),
-        Code.INVALID_ARGUMENT, "BAD_TIMEOUT",
+        Code.INVALID_ARGUMENT,
+        "BAD_TIMEOUT",
     ),
     "timeout in words": (
         model(tensor(), raw=[RAW], parameters={"timeout": inference.InferParameter(string_param="soon")}),
-        Code.INVALID_ARGUMENT, "BAD_TIMEOUT",
+        Code.INVALID_ARGUMENT,
+        "BAD_TIMEOUT",
     ),
     "timeout too short": (
         model(tensor(), raw=[RAW], parameters={"timeout": inference.InferParameter(int64_param=1)}),
-        Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED",
+        Code.DEADLINE_EXCEEDED,
+        "DEADLINE_EXCEEDED",
     ),
     "no model": (Request(), Code.NOT_FOUND, "FUNCTION_NOT_FOUND"),
-}  # fmt: skip
+}
 
 BAD_BYTES = {
     "cut off": (b"\x0a\xff", Code.INVALID_ARGUMENT, "MALFORMED_REQUEST"),
@@ -88,14 +101,16 @@ async def f(front: Front) -> Front:
 @pytest.mark.parametrize("what", BAD_MODEL_REQUESTS)
 async def test_a_bad_model_infer_gets_its_typed_error(f: Front, what: str) -> None:
     request, code, reason = BAD_MODEL_REQUESTS[what]
-    got, details, text = await refused(f.inference.ModelInfer(request, timeout=5))
+    got, details, text = await refused(f.models.ModelInfer(request, timeout=5))
     assert (got, details.reason) == (code, reason), text
     assert details.metadata["function"] == request.model_name
     assert not f.node.requests
     assert floats((await f.infer("f", 1.0)).outputs[0]) == [1.0]
 
 
-@pytest.mark.parametrize("method", ["inference.GRPCInferenceService/ModelInfer", "rouse.functions.v1.FunctionService/Infer"])
+@pytest.mark.parametrize(
+    "method", ["inference.GRPCInferenceService/ModelInfer", "rouse.functions.v1.FunctionService/Infer"]
+)
 @pytest.mark.parametrize("what", BAD_BYTES)
 async def test_bytes_that_are_no_request_get_a_typed_error(f: Front, method: str, what: str) -> None:
     data, code, reason = BAD_BYTES[what]
@@ -106,29 +121,36 @@ async def test_bytes_that_are_no_request_get_a_typed_error(f: Front, method: str
 BAD_CALLS = {
     "unknown function": (functions.InferRequest(function="g"), Code.NOT_FOUND, "FUNCTION_NOT_FOUND"),
     "unknown version": (functions.InferRequest(function="f", version="2"), Code.NOT_FOUND, "VERSION_NOT_FOUND"),
-    "a version in other digits": (functions.InferRequest(function="f", version="٢"), Code.INVALID_ARGUMENT, "BAD_VERSION"),
+    "a version in other digits": (
+        functions.InferRequest(function="f", version="٢"),
+        Code.INVALID_ARGUMENT,
+        "BAD_VERSION",
+    ),
     "no input": (functions.InferRequest(function="f"), Code.INVALID_ARGUMENT, "MISSING_INPUT"),
     "an input twice": (
-        functions.InferRequest(function="f", inputs=[fp32("x", 1), fp32("x", 1)]), Code.INVALID_ARGUMENT, "DUPLICATE_INPUT",
+        functions.InferRequest(function="f", inputs=[fp32("x", 1), fp32("x", 1)]),
+        Code.INVALID_ARGUMENT,
+        "DUPLICATE_INPUT",
     ),
     "an unknown output": (
         functions.InferRequest(function="f", inputs=[fp32("x", 1)], output_names=["w"]),
-        Code.INVALID_ARGUMENT, "UNKNOWN_OUTPUT",
+        Code.INVALID_ARGUMENT,
+        "UNKNOWN_OUTPUT",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD_CALLS)
 async def test_a_bad_infer_gets_its_typed_error(f: Front, what: str) -> None:
     request, code, reason = BAD_CALLS[what]
-    got, details, _ = await refused(f.functions.Infer(request, timeout=5))
+    got, details, _ = await refused(f.mesh.Infer(request, timeout=5))
     assert (got, details.reason) == (code, reason)
     assert len(details.metadata["trace_id"]) == 32
 
 
 async def test_typed_contents_arrive_as_raw_ones_do(f: Front) -> None:
-    raw = await f.inference.ModelInfer(model(tensor(), raw=[RAW]), timeout=5)
-    typed = await f.inference.ModelInfer(model(tensor(contents=FLOATS)), timeout=5)
+    raw = await f.models.ModelInfer(model(tensor(), raw=[RAW]), timeout=5)
+    typed = await f.models.ModelInfer(model(tensor(contents=FLOATS)), timeout=5)
     assert list(raw.raw_output_contents) == list(typed.raw_output_contents) == [RAW]
     assert f.node.requests[0].inputs == f.node.requests[1].inputs
 
@@ -136,24 +158,32 @@ async def test_typed_contents_arrive_as_raw_ones_do(f: Front) -> None:
 async def test_many_typed_contents_are_served(f: Front) -> None:
     values = [float(i) for i in range(100_000)]
     request = model(tensor(shape=(len(values),), contents=Contents(fp32_contents=values)))
-    answer = await f.inference.ModelInfer(request, timeout=10)
+    answer = await f.models.ModelInfer(request, timeout=10)
     assert answer.raw_output_contents[0] == struct.pack(f"<{len(values)}f", *values)
 
 
 async def test_streaming_is_not_served_and_says_what_is(f: Front) -> None:
-    call = f.inference.ModelStreamInfer(iter([model(tensor(), raw=[RAW])]), timeout=5)
+    call = f.models.ModelStreamInfer(iter([model(tensor(), raw=[RAW])]), timeout=5)
     code, details, text = await refused(anext(aiter(call)))
     assert (code, details.reason) == (Code.UNIMPLEMENTED, "NOT_SERVED")
     assert "ModelInfer" in text
 
 
 async def test_every_other_method_of_the_protocol_is_unimplemented_in_words(f: Front) -> None:
-    served = {"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "ModelStreamInfer"}
+    served = {
+        "ServerLive",
+        "ServerReady",
+        "ModelReady",
+        "ServerMetadata",
+        "ModelMetadata",
+        "ModelInfer",
+        "ModelStreamInfer",
+    }
     service = inference.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     others = [m for m in service.methods if m.name not in served]
     assert len(others) == 13
     for method in others:
-        call = getattr(f.inference, method.name)
+        call = getattr(f.models, method.name)
         code, details, text = await refused(call(getattr(inference, method.input_type.name)(), timeout=5))
         assert (code, details.reason) == (Code.UNIMPLEMENTED, "NOT_SERVED"), method.name
         assert method.name in text

@@ -6,8 +6,9 @@ import asyncio
 
 import grpc
 import pytest
+
 from rouse_bus import Bus
-from rouse_contracts import functions, inference
+from rouse_contracts import functions, inference, node
 from rouse_embedded.stores import Nats
 from rouse_gateway import feed, metrics
 from rouse_gateway.app import GatewayApp
@@ -52,7 +53,7 @@ async def test_the_last_table_serves_while_cluster_manager_is_away(front: Front)
     await front.control.scaler_server.kill()
     for _ in range(3):
         assert floats((await front.infer("f", 1.0)).outputs[0]) == [1.0]
-    code, _, _ = await refused(front.functions.ListFunctions(functions.ListFunctionsRequest(), timeout=5))
+    code, _, _ = await refused(front.mesh.ListFunctions(functions.ListFunctionsRequest(), timeout=5))
     assert code is Code.UNAVAILABLE
 
 
@@ -136,7 +137,7 @@ async def test_stopping_lets_calls_in_flight_end(front: Front) -> None:
     gate = asyncio.Event()
     echo = front.node.behaviour
 
-    async def gated(request):
+    async def gated(request: node.InferRequest) -> node.InferResponse:
         await gate.wait()
         return await echo(request)
 

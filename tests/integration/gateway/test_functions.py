@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
 from rouse_common.errors import InvalidArgument
 from rouse_common.telemetry import JsonLinesExporter
 from rouse_contracts import functions
@@ -22,16 +24,14 @@ DIGEST = hashlib.sha256(CODE).hexdigest()
 
 
 def upload(data: bytes, digest: str = "", chunk: int = 1 << 20) -> Iterator[functions.UploadBlobRequest]:
-    header = functions.UploadBlobRequest.Header(
-        digest=digest or hashlib.sha256(data).hexdigest(), size_bytes=len(data)
-    )
+    header = functions.UploadBlobRequest.Header(digest=digest or hashlib.sha256(data).hexdigest(), size_bytes=len(data))
     yield functions.UploadBlobRequest(header=header)
     for start in range(0, len(data), chunk):
         yield functions.UploadBlobRequest(chunk=data[start : start + chunk])
 
 
-def deployment(name: str = "f", **spec: object) -> functions.DeployFunctionRequest:
-    given = {"name": name, "handler": "f:F", "signature": FP32_IDENTITY} | spec
+def deployment(name: str = "f", **spec: Any) -> functions.DeployFunctionRequest:
+    given: dict[str, Any] = {"name": name, "handler": "f:F", "signature": FP32_IDENTITY} | spec
     return functions.DeployFunctionRequest(
         spec=functions.FunctionSpec(**given),
         files=[functions.ArtefactFile(path="f.py", digest=DIGEST, size_bytes=len(CODE))],
@@ -40,13 +40,13 @@ def deployment(name: str = "f", **spec: object) -> functions.DeployFunctionReque
 
 async def test_a_deployed_function_can_be_called_at_once(front: Front) -> None:
     front.control.bus = None  # the gateway is not told; it has to ask
-    missing = await front.functions.FindMissingBlobs(functions.FindMissingBlobsRequest(digests=[DIGEST]), timeout=5)
+    missing = await front.mesh.FindMissingBlobs(functions.FindMissingBlobsRequest(digests=[DIGEST]), timeout=5)
     assert list(missing.missing_digests) == [DIGEST]
-    answer = await front.functions.UploadBlob(upload(CODE), timeout=5)
+    answer = await front.mesh.UploadBlob(upload(CODE), timeout=5)
     assert answer.received_bytes == len(CODE)
-    missing = await front.functions.FindMissingBlobs(functions.FindMissingBlobsRequest(digests=[DIGEST]), timeout=5)
+    missing = await front.mesh.FindMissingBlobs(functions.FindMissingBlobsRequest(digests=[DIGEST]), timeout=5)
     assert not missing.missing_digests
-    deployed = await front.functions.DeployFunction(deployment(), timeout=5)
+    deployed = await front.mesh.DeployFunction(deployment(), timeout=5)
     assert deployed.version.version == 1
     assert len(deployed.version.artefact_digest) == 64
     front.control.set_ready("f", "n0")
@@ -54,24 +54,24 @@ async def test_a_deployed_function_can_be_called_at_once(front: Front) -> None:
 
 
 async def test_a_second_version_is_the_one_that_is_called(front: Front) -> None:
-    await front.functions.UploadBlob(upload(CODE), timeout=5)
+    await front.mesh.UploadBlob(upload(CODE), timeout=5)
     for number in (1, 2):
-        deployed = await front.functions.DeployFunction(deployment(), timeout=5)
+        deployed = await front.mesh.DeployFunction(deployment(), timeout=5)
         assert deployed.version.version == number
         assert (await front.infer("f", 1.0)).version == str(number)
 
 
 async def test_the_spec_s_signature_wins_over_the_derived_one(front: Front) -> None:
-    await front.functions.UploadBlob(upload(CODE), timeout=5)
+    await front.mesh.UploadBlob(upload(CODE), timeout=5)
     derived = functions.Signature(
         inputs=[functions.TensorSpec(name="pixel_values", datatype="FP32", shape=[-1, 3, 8, 8])],
         outputs=[functions.TensorSpec(name="logits", datatype="FP32", shape=[-1, 10])],
     )
     front.control.repository.derived = derived
     front.control.repository.format = functions.ARTEFACT_FORMAT_HUGGING_FACE
-    plain = await front.functions.DeployFunction(deployment(handler="", signature=None), timeout=5)
+    plain = await front.mesh.DeployFunction(deployment(handler="", signature=None), timeout=5)
     assert plain.version.spec.signature == derived
-    own = await front.functions.DeployFunction(deployment(handler=""), timeout=5)
+    own = await front.mesh.DeployFunction(deployment(handler=""), timeout=5)
     assert own.version.spec.signature == FP32_IDENTITY
 
 
@@ -87,7 +87,7 @@ async def test_large_uploads_pass_in_pieces_and_only_as_fast_as_they_are_taken(f
             yield part
             sent += 1
 
-    call = asyncio.ensure_future(front.functions.UploadBlob(parts(), timeout=20))
+    call = asyncio.ensure_future(front.mesh.UploadBlob(parts(), timeout=20))
     settled = -1
     while settled != sent:  # until the pipe is full
         settled = sent
@@ -109,7 +109,7 @@ async def test_large_uploads_pass_in_pieces_and_only_as_fast_as_they_are_taken(f
 async def test_what_the_repository_refuses_reaches_the_client(
     front: Front, parts: list[functions.UploadBlobRequest], reason: str
 ) -> None:
-    code, details, _ = await refused(front.functions.UploadBlob(iter(parts), timeout=5))
+    code, details, _ = await refused(front.mesh.UploadBlob(iter(parts), timeout=5))
     assert (code, details.reason) == (Code.INVALID_ARGUMENT, reason)
     assert not front.control.repository.blobs
 
@@ -139,18 +139,18 @@ BAD_DEPLOYMENTS = {
 
 @pytest.mark.parametrize("what", BAD_DEPLOYMENTS)
 async def test_a_bad_deployment_is_refused_and_nothing_is_recorded(front: Front, what: str) -> None:
-    await front.functions.UploadBlob(upload(CODE), timeout=5)
+    await front.mesh.UploadBlob(upload(CODE), timeout=5)
     request, reason = BAD_DEPLOYMENTS[what]
-    code, details, _ = await refused(front.functions.DeployFunction(request, timeout=5))
+    code, details, _ = await refused(front.mesh.DeployFunction(request, timeout=5))
     assert (code, details.reason) == (Code.INVALID_ARGUMENT, reason)
     assert not front.control.functions
 
 
 async def test_what_the_repository_says_of_an_artefact_is_answered(front: Front) -> None:
-    code, details, _ = await refused(front.functions.DeployFunction(deployment(), timeout=5))
+    code, details, _ = await refused(front.mesh.DeployFunction(deployment(), timeout=5))
     assert (code, details.reason) == (Code.FAILED_PRECONDITION, "BLOB_MISSING")
     front.control.repository.commit_error = InvalidArgument("PICKLE_REFUSED", "weights.pt is a pickle")
-    code, details, _ = await refused(front.functions.DeployFunction(deployment(), timeout=5))
+    code, details, _ = await refused(front.mesh.DeployFunction(deployment(), timeout=5))
     assert (code, details.reason) == (Code.INVALID_ARGUMENT, "PICKLE_REFUSED")
 
 
@@ -158,17 +158,17 @@ async def test_functions_are_described_listed_and_deleted(front: Front) -> None:
     for name in ("b", "a"):
         front.control.add_function(name, nodes=["n0"])
     await front.publish()
-    listed = await front.functions.ListFunctions(functions.ListFunctionsRequest(), timeout=5)
+    listed = await front.mesh.ListFunctions(functions.ListFunctionsRequest(), timeout=5)
     assert [f.name for f in listed.functions] == ["a", "b"]
-    described = await front.functions.GetFunction(functions.GetFunctionRequest(name="a"), timeout=5)
+    described = await front.mesh.GetFunction(functions.GetFunctionRequest(name="a"), timeout=5)
     assert described.function.name == "a"
     assert [i.state for i in described.instances] == ["READY"]
     assert len(described.events) == 20
-    await front.functions.DeleteFunction(functions.DeleteFunctionRequest(name="a"), timeout=5)
+    await front.mesh.DeleteFunction(functions.DeleteFunctionRequest(name="a"), timeout=5)
     assert (await refused(front.infer("a", 1.0)))[0] is Code.NOT_FOUND
     for call in (
-        front.functions.GetFunction(functions.GetFunctionRequest(name="a"), timeout=5),
-        front.functions.DeleteFunction(functions.DeleteFunctionRequest(name="a"), timeout=5),
+        front.mesh.GetFunction(functions.GetFunctionRequest(name="a"), timeout=5),
+        front.mesh.DeleteFunction(functions.DeleteFunctionRequest(name="a"), timeout=5),
     ):
         code, details, _ = await refused(call)
         assert (code, details.reason) == (Code.NOT_FOUND, "FUNCTION_NOT_FOUND")
@@ -177,13 +177,13 @@ async def test_functions_are_described_listed_and_deleted(front: Front) -> None:
 async def test_the_status_shows_nodes_and_services_also_those_that_are_away(front: Front) -> None:
     front.control.add_function("f", nodes=["n0"])
     await front.publish()
-    status = await front.functions.GetStatus(functions.GetStatusRequest(), timeout=5)
+    status = await front.mesh.GetStatus(functions.GetStatusRequest(), timeout=5)
     assert [(s.name, s.state) for s in status.services] == [("scaler", "SERVING"), ("nobody", "UNREACHABLE")]
     assert [(n.node_id, n.state, n.instances) for n in status.nodes] == [("n0", "READY", 1)]
     assert status.functions == 1
     assert status.mesh_version
     await front.control.cluster_server.kill()
-    status = await front.functions.GetStatus(functions.GetStatusRequest(), timeout=5)
+    status = await front.mesh.GetStatus(functions.GetStatusRequest(), timeout=5)
     assert not status.nodes
     assert status.functions == 1
 
@@ -196,10 +196,10 @@ async def test_logs_are_read_filtered_and_followed(front: Front) -> None:
     path = front.folder / "logs" / "rouse.log"
     path.write_text("".join(row(n, text=f"hello function={'f' if n % 2 else 'g'}") + "\n" for n in range(20)))
     request = functions.ReadLogsRequest(function="f", tail=3)
-    read = [line async for part in front.functions.ReadLogs(request, timeout=5) for line in part.lines]
+    read = [line async for part in front.mesh.ReadLogs(request, timeout=5) for line in part.lines]
     assert [line[-4:] for line in read] == ["n=15", "n=17", "n=19"]
 
-    stream = front.functions.ReadLogs(functions.ReadLogsRequest(service="node-router", follow=True), timeout=20)
+    stream = front.mesh.ReadLogs(functions.ReadLogsRequest(service="node-router", follow=True), timeout=20)
     first = asyncio.ensure_future(stream.read())
     with path.open("a") as file:
         file.write(row(50) + "\n" + row(51, service="node-router") + "\n")
@@ -214,9 +214,12 @@ async def test_a_trace_is_read_as_the_services_wrote_it(front: Front) -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(JsonLinesExporter(front.folder / "traces", "gateway")))
     tracer = provider.get_tracer("test")
-    with tracer.start_as_current_span("Infer") as root, tracer.start_as_current_span("hold", attributes={"function": "f"}):
+    with (
+        tracer.start_as_current_span("Infer") as root,
+        tracer.start_as_current_span("hold", attributes={"function": "f"}),
+    ):
         trace_id = f"{root.get_span_context().trace_id:032x}"
-    answer = await front.functions.GetTrace(functions.GetTraceRequest(trace_id=trace_id), timeout=10)
+    answer = await front.mesh.GetTrace(functions.GetTraceRequest(trace_id=trace_id), timeout=10)
     assert [(s.service, s.name) for s in answer.spans] == [("gateway", "Infer"), ("gateway", "hold")]
     assert answer.spans[1].parent_span_id == answer.spans[0].span_id
     assert dict(answer.spans[1].attributes) == {"function": "f"}
@@ -224,12 +227,12 @@ async def test_a_trace_is_read_as_the_services_wrote_it(front: Front) -> None:
         ("0" * 32, Code.NOT_FOUND, "TRACE_NOT_FOUND"),
         ("../../etc/passwd", Code.INVALID_ARGUMENT, "BAD_TRACE_ID"),
     ):
-        got = await refused(front.functions.GetTrace(functions.GetTraceRequest(trace_id=wrong), timeout=10))
+        got = await refused(front.mesh.GetTrace(functions.GetTraceRequest(trace_id=wrong), timeout=10))
         assert (got[0], got[1].reason) == (code, reason)
 
 
 async def test_a_stream_of_logs_ends_when_the_gateway_stops(front: Front) -> None:
-    stream = front.functions.ReadLogs(functions.ReadLogsRequest(follow=True), timeout=20)
+    stream = front.mesh.ReadLogs(functions.ReadLogsRequest(follow=True), timeout=20)
     path = front.folder / "logs" / "rouse.log"
     first = asyncio.ensure_future(stream.read())
     path.write_text(row(1) + "\n")

@@ -6,8 +6,9 @@ import asyncio
 
 import grpc
 import pytest
+
 from rouse_common.errors import FailedPrecondition, Unavailable
-from rouse_contracts import functions
+from rouse_contracts import functions, inference, node
 from rouse_gateway import metrics
 from rouse_testkit.front import Front, eventually, floats, refused
 
@@ -110,7 +111,7 @@ async def test_a_deadline_releases_the_request_and_says_what_it_waited_for(front
     await front.control.set_state("f", functions.FUNCTION_STATE_WAKING, "instance i is PENDING")
     await front.settled()
     code, details, text = await refused(
-        front.model_infer("f", 1.0, parameters={"timeout": _microseconds(150_000)}, timeout=10)
+        front.model_infer("f", 1.0, parameters={"timeout": inference.InferParameter(int64_param=150_000)}, timeout=10)
     )
     assert (code, details.metadata["function"]) == (Code.DEADLINE_EXCEEDED, "f")
     assert "WAKING" in text
@@ -118,12 +119,6 @@ async def test_a_deadline_releases_the_request_and_says_what_it_waited_for(front
     await held(0)
     await front.control.start_instance("f", "f-1")
     await front.infer("f", 1.0)
-
-
-def _microseconds(count: int):
-    from rouse_contracts import inference
-
-    return inference.InferParameter(int64_param=count)
 
 
 async def test_a_client_that_cancels_gives_its_place_back(front: Front) -> None:
@@ -212,7 +207,7 @@ async def test_a_function_deleted_while_it_wakes_is_not_found(front: Front) -> N
     await front.publish()
     call = asyncio.ensure_future(refused(front.infer("f", 1.0)))
     await held(1)
-    await front.functions.DeleteFunction(functions.DeleteFunctionRequest(name="f"), timeout=5)
+    await front.mesh.DeleteFunction(functions.DeleteFunctionRequest(name="f"), timeout=5)
     code, details, _ = await call
     assert (code, details.reason) == (Code.NOT_FOUND, "FUNCTION_NOT_FOUND")
 
@@ -223,7 +218,7 @@ async def test_an_instance_that_is_gone_before_the_table_says_so_is_woken_again(
     refusing = True
     echo = front.node.behaviour
 
-    async def gone_once(request):
+    async def gone_once(request: node.InferRequest) -> node.InferResponse:
         nonlocal refusing
         if refusing:
             refusing = False
@@ -243,14 +238,14 @@ async def test_waking_waits_until_the_function_is_ready(front: Front) -> None:
     front.control.add_function("f")
     front.control.on_wake = never
     await front.publish()
-    call = asyncio.ensure_future(front.functions.WakeFunction(functions.WakeFunctionRequest(name="f"), timeout=10))
+    call = asyncio.ensure_future(front.mesh.WakeFunction(functions.WakeFunctionRequest(name="f"), timeout=10))
     await held(1)
     assert not call.done()
     await front.control.start_instance("f", "f-1")
     answer = await call
     assert (answer.function.name, answer.function.state) == ("f", functions.FUNCTION_STATE_READY)
     assert answer.function.ready_instances == 1
-    again = await front.functions.WakeFunction(functions.WakeFunctionRequest(name="f"), timeout=10)
+    again = await front.mesh.WakeFunction(functions.WakeFunctionRequest(name="f"), timeout=10)
     assert again == answer
     assert len(front.control.wakes) == 1
 
@@ -259,7 +254,7 @@ async def test_waking_waits_until_the_function_is_ready(front: Front) -> None:
     ("name", "code", "reason"),
     [("f", Code.FAILED_PRECONDITION, "LOAD_FAILED"), ("nobody", Code.NOT_FOUND, "FUNCTION_NOT_FOUND")],
 )
-async def test_waking_what_cannot_wake_says_why(front: Front, name: str, code: Code, reason: str) -> None:
+async def test_waking_what_cannot_wake_says_why(front: Front, name: str, code: grpc.StatusCode, reason: str) -> None:
     front.control.add_function("f")
 
     async def fail(name: str, version_id: str) -> None:
@@ -267,5 +262,5 @@ async def test_waking_what_cannot_wake_says_why(front: Front, name: str, code: C
 
     front.control.on_wake = fail
     await front.publish()
-    got = await refused(front.functions.WakeFunction(functions.WakeFunctionRequest(name=name), timeout=10))
+    got = await refused(front.mesh.WakeFunction(functions.WakeFunctionRequest(name=name), timeout=10))
     assert (got[0], got[1].reason) == (code, reason)

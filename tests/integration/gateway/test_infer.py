@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+
 from rouse_cache import Windows
 from rouse_common.errors import Internal, ResourceExhausted, Unavailable
 from rouse_contracts import functions, inference, node
@@ -68,14 +69,18 @@ async def test_the_deadline_is_the_client_s_less_a_margin(front: Front) -> None:
     await front.infer("f", 1.0, timeout=5)
     await front.infer("f", 1.0, timeout=None)
     await front.model_infer("f", 1.0, parameters={"timeout": inference.InferParameter(int64_param=2_000_000)})
-    await front.model_infer("f", 1.0, timeout=None, parameters={"timeout": inference.InferParameter(uint64_param=90_000_000)})
+    await front.model_infer(
+        "f", 1.0, timeout=None, parameters={"timeout": inference.InferParameter(uint64_param=90_000_000)}
+    )
     given = front.node.timeouts_s
     for seconds, most in zip(given, (5, 60, 2, 90), strict=True):
         assert most - 1.5 < seconds < most
 
 
 @pytest.mark.parametrize("by_parameter", [True, False])
-async def test_a_node_that_is_too_slow_is_a_deadline_exceeded_and_is_cancelled(front: Front, by_parameter: bool) -> None:
+async def test_a_node_that_is_too_slow_is_a_deadline_exceeded_and_is_cancelled(
+    front: Front, by_parameter: bool
+) -> None:
     front.control.add_function("f", nodes=["n0"])
     await front.publish()
 
@@ -257,21 +262,19 @@ async def test_metrics_count_by_function_and_code_and_forget_deleted_functions(f
     front.control.add_function("counted", nodes=["n0"])
     await front.publish()
     await front.infer("counted", 1.0)
-    await refused(front.functions.Infer(functions.InferRequest(function="counted"), timeout=5))
+    await refused(front.mesh.Infer(functions.InferRequest(function="counted"), timeout=5))
     await refused(front.infer("somebody-made-this-up", 1.0))
 
     def names() -> dict[tuple[str, str], float]:
         (family,) = metrics.REQUESTS.collect()
-        return {
-            (s.labels["function"], s.labels["code"]): s.value for s in family.samples if s.name.endswith("_total")
-        }
+        return {(s.labels["function"], s.labels["code"]): s.value for s in family.samples if s.name.endswith("_total")}
 
     found = names()
     assert found[("counted", "OK")] == 1
     assert found[("counted", "INVALID_ARGUMENT")] == 1
     assert found[(metrics.UNKNOWN, "NOT_FOUND")] >= 1
     assert "somebody-made-this-up" not in {function for function, _ in found}
-    await front.functions.DeleteFunction(functions.DeleteFunctionRequest(name="counted"), timeout=5)
+    await front.mesh.DeleteFunction(functions.DeleteFunctionRequest(name="counted"), timeout=5)
     assert "counted" not in {function for function, _ in names()}
 
 

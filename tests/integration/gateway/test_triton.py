@@ -69,6 +69,11 @@ async def test_the_public_client_gets_what_the_protocol_promises(front: Front) -
     assert got["infer bytes"]["y"] == ["a", "", "ü"]
     assert (got["infer half"]["y"], got["infer half"]["dtype"]) == ([[0.5]], "float16")
     assert got["infer empty"]["y"] == []
+    check_refusals(got)
+
+
+def check_refusals(got: dict[str, Any]) -> None:
+    """Every refusal has the protocol's code, and words that help."""
 
     def check(what: str, status: str, *words: str) -> None:
         assert got[what]["status"] == f"StatusCode.{status}", (what, got[what])
