@@ -19,6 +19,13 @@ FORMATTED = re.compile(
 )
 
 
+# How PostgreSQL, NATS and Python say that something is wrong.
+FOREIGN_LEVELS = (
+    ("ERROR", re.compile(r"\b(ERROR|FATAL|PANIC):  |\[(ERR|FTL)\]|^Traceback \(most recent")),
+    ("WARNING", re.compile(r"\bWARNING:  |\[WRN\]")),
+)
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of a process: who wrote it, its level, and what it says."""
@@ -42,8 +49,10 @@ class LogSink:
         """Keeps one line. One that has no time and level of its own gets them, with `level`."""
         known = FORMATTED.match(raw)
         if known is None:
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-            row = f"{stamp}.000Z {level:<7} {process:<16} trace=- {raw}"
+            now = time.time()
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+            level = _level(raw) or level
+            row = f"{stamp}.{int(now % 1 * 1000):03d}Z {level:<7} {process:<16} trace=- {raw}"
         else:
             row = raw
         data = row.encode(errors="replace")[:MAX_LINE_BYTES] + b"\n"
@@ -65,3 +74,7 @@ class LogSink:
                 newer.replace(older)
         self._file = self.path.open("ab", buffering=0)
         self._size = 0
+
+
+def _level(raw: str) -> str | None:
+    return next((level for level, pattern in FOREIGN_LEVELS if pattern.search(raw)), None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from rouse_embedded.logs import FORMATTED, MAX_LINE_BYTES, Line, LogSink
 
 OURS = "2026-11-20T12:00:00.123Z WARNING gateway          trace=- waiting for nats"
@@ -24,6 +26,23 @@ def test_another_line_gets_time_level_and_process(tmp_path: Path) -> None:
     found = FORMATTED.fullmatch(sink.path.read_text().rstrip("\n"))
     assert found is not None
     assert (found["level"], found["service"], found["text"]) == ("INFO", "postgres", "LOG: ready")
+
+
+@pytest.mark.parametrize(
+    ("raw", "level"),
+    [
+        ("2026-11-21 01:13:50.104 UTC [18295] LOG:  background worker exited with exit code 1", "INFO"),
+        ("2026-11-21 01:13:50.104 UTC [18295] FATAL:  the database system is starting up", "ERROR"),
+        ("[18172] [INF] Server is ready", "INFO"),
+        ("[18172] [WRN] Maximum memory usage", "WARNING"),
+        ("[18172] [ERR] authentication error", "ERROR"),
+        ("Traceback (most recent call last):", "ERROR"),
+    ],
+)
+def test_what_stores_complain_of_has_its_level(tmp_path: Path, raw: str, level: str) -> None:
+    sink = LogSink(tmp_path)
+    assert sink.write("nats", "INFO", raw) == Line("nats", level, raw)
+    sink.close()
 
 
 def test_a_line_is_cut_at_its_bound_and_stays_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -12,14 +13,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
+from rouse_coordinator.adapters.templates import TemplateLost, Templates, kind_for
 from rouse_coordinator.config import CoordinatorConfig
-from rouse_coordinator.lines import CHUNK_BYTES, LinePump
+from rouse_coordinator.lines import LinePump, read_pipe
 
-# What an instance may see of our environment. No credentials, no proxies, no Python settings.
-PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+LOG = logging.getLogger(__name__)
+
+# What an instance may see of our environment. No credentials, no proxies, no Python settings. ROUSE_MESH names the
+# embedded mesh that a process belongs to.
+PASSED_ON = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "ROUSE_MESH",
+)
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # -I: neither the working directory nor PYTHON* variables decide what is imported.
 COMMAND = (sys.executable, "-I", "-m", "rouse_runtime")
@@ -43,12 +59,22 @@ class Launch:
     coordinator: str
 
 
+def base_environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """What of our environment an instance may see."""
+    return {name: ours[name] for name in PASSED_ON if name in ours}
+
+
+def template_environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a template; what its libraries read when they are imported holds for all instances."""
+    return {**base_environment(ours), **dict.fromkeys(THREAD_VARIABLES, "1")}
+
+
 def environment(launch: Launch, config: CoordinatorConfig, ours: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of an instance."""
     spec = launch.version.spec
     threads = str(spec.resources.threads or 1)
     return {
-        **{name: ours[name] for name in PASSED_ON if name in ours},
+        **base_environment(ours),
         **dict.fromkeys(THREAD_VARIABLES, threads),
         PARENT_ENV: str(os.getpid()),
         "ROUSE_COORDINATOR": launch.coordinator,
@@ -65,20 +91,22 @@ def environment(launch: Launch, config: CoordinatorConfig, ours: Mapping[str, st
 
 
 class InstanceProcess:
-    """One running instance, in a session and process group of its own."""
+    """One running instance, in a session and process group of its own.
 
-    def __init__(self, process: subprocess.Popen[bytes], pump: LinePump, socket: Path) -> None:
-        self._process, self._pump, self._socket = process, pump, socket
-        self.pid = process.pid
-        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._lines = asyncio.create_task(self._read())
-        # Readable at the moment in which the process ends.
-        self._descriptor = os.pidfd_open(process.pid)
-        asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
+    Args:
+        exit_code: to come; negative for a signal.
+        output: the reading end of the pipe that it prints to.
+    """
+
+    def __init__(
+        self, pid: int, exit_code: asyncio.Future[int], output: IO[bytes], pump: LinePump, socket: Path
+    ) -> None:
+        self.pid, self._exit, self._pump, self._socket = pid, exit_code, pump, socket
+        self._lines = asyncio.create_task(read_pipe(output, pump))
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """The exit code; None while it runs."""
         return self._exit.result() if self._exit.done() else None
 
     @property
@@ -107,40 +135,70 @@ class InstanceProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
-    def _reap(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._descriptor)
-        os.close(self._descriptor)
-        self._exit.set_result(self._process.wait())
 
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        reader = asyncio.StreamReader(limit=CHUNK_BYTES)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout
-        )
+class Launcher:
+    """Starts instances: forked off a template where that is quicker, else as processes from scratch."""
+
+    def __init__(self, config: CoordinatorConfig, templates: Templates | None) -> None:
+        self._config, self._templates = config, templates
+
+    async def start(self, launch: Launch, pump: LinePump, socket: Path) -> InstanceProcess:
+        """Raises OSError where the machine refuses to. A cancelled call leaves no process."""
+        kind = kind_for(launch.version) if self._templates else None
+        if kind is not None:
+            try:
+                return await self._fork(kind, launch, pump, socket)
+            except TemplateLost as error:
+                LOG.warning("starting without a template instance=%s reason=%s", launch.instance_id, error)
+        return self._spawn(launch, pump, socket)
+
+    async def _fork(self, kind: str, launch: Launch, pump: LinePump, socket: Path) -> InstanceProcess:
+        assert self._templates is not None
+        template = self._templates.get(kind)
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        output = os.fdopen(reading, "rb", buffering=0)
         try:
-            await self._pump.run(reader)
+            pid, exit_code = await template.fork(environment(launch, self._config, os.environ), writing)
+        except BaseException:
+            output.close()
+            raise
         finally:
-            transport.close()
+            os.close(writing)
+        return InstanceProcess(pid, exit_code, output, pump, socket)
+
+    def _spawn(self, launch: Launch, pump: LinePump, socket: Path) -> InstanceProcess:
+        """On the event loop's thread: the kernel ends an instance when the thread that made it ends.
+
+        By `subprocess`, which uses vfork: the loop's own way is to fork, and gRPC's fork handlers then run in the
+        child, which can crash it.
+        """
+        process = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            env=environment(launch, self._config, os.environ),
+            cwd="/",
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        return InstanceProcess(process.pid, _exit_of(process), process.stdout, pump, socket)
 
 
-def launch_instance(launch: Launch, config: CoordinatorConfig, pump: LinePump, socket: Path) -> InstanceProcess:
-    """Starts an instance. Raises OSError where the machine refuses to.
+def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """The exit code of a child, from the moment in which it ends."""
+    loop = asyncio.get_running_loop()
+    exit_code: asyncio.Future[int] = loop.create_future()
+    descriptor = os.pidfd_open(process.pid)
 
-    On the event loop's thread: the kernel ends an instance when the thread that made it ends. By `subprocess`, which
-    uses vfork: the loop's own way is to fork, and gRPC's fork handlers then run in the child, which can crash it.
-    """
-    process = subprocess.Popen(
-        COMMAND,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        bufsize=0,
-        env=environment(launch, config, os.environ),
-        cwd="/",
-        start_new_session=True,
-    )
-    return InstanceProcess(process, pump, socket)
+    def reap() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        exit_code.set_result(process.wait())
+
+    loop.add_reader(descriptor, reap)
+    return exit_code
 
 
 def limit_memory(pid: int, limit_bytes: int, weights_bytes: int) -> None:
