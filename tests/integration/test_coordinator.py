@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+import tempfile
+import textwrap
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +106,14 @@ Start = Callable[..., "asyncio.Future[Node]"]
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+def run_dir() -> Iterator[Path]:
+    """A folder for sockets, whose paths have to be short."""
+    with tempfile.TemporaryDirectory(prefix="rouse-") as folder:
+        yield Path(folder) / "run"
+
+
+@pytest.fixture
+async def start(run_dir: Path) -> AsyncIterator[Callable[..., object]]:
     """Starts a node for the given functions; everything is stopped, and must be gone, at the end."""
     async with AsyncExitStack() as stack:
 
@@ -114,7 +123,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
                 await double.start()
                 stack.push_async_callback(double.stop)
             coordinator = Coordinator(
-                tmp_path / "run", "--node-id", "n1", "--cluster-manager", cluster.address,
+                run_dir, "--node-id", "n1", "--cluster-manager", cluster.address,
                 "--gpu-server", gpu_server.address, "--node-router", node_router.address, "--sync-s", "0.3", *flags,
             )  # fmt: skip
             await coordinator.start()
@@ -122,7 +131,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
             return Node(coordinator, gpu_server, node_router, cluster)
 
         yield make
-    assert not list((tmp_path / "run").glob("*"))
+    assert not left_in(run_dir)
 
 
 def python(tmp_path: Path, name: str, code: str, **options: str) -> Staged:
@@ -150,11 +159,20 @@ async def execute(address: str, x: list[float], timeout_s: float = TIMEOUT_S) ->
         await channels.close()
 
 
+def left_in(folder: Path, part: str = "") -> list[str]:
+    """Names of files that hold `part`."""
+    return sorted(path.name for path in folder.iterdir() if part in path.name)
+
+
+def mode_of(folder: Path) -> int:
+    return folder.stat().st_mode & 0o777
+
+
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-async def test_an_instance_is_started_synced_reported_and_ended(tmp_path: Path, start: Start) -> None:
+async def test_an_instance_is_started_synced_reported_and_ended(tmp_path: Path, run_dir: Path, start: Start) -> None:
     staged = identity(tmp_path)
     node = await start(staged)
     await node.coordinator.run_instance("i1", staged)
@@ -173,7 +191,7 @@ async def test_an_instance_is_started_synced_reported_and_ended(tmp_path: Path, 
 
     await node.coordinator.end_instance("i1")
     assert not alive(row.pid)
-    assert not list((tmp_path / "run").glob("i1*"))
+    assert not left_in(run_dir, "i1")
     await node.until_state("i1", "ENDED")
     assert node.cluster.states("i1") == ["STARTING", "READY", "STOPPING", "ENDED"]
     await node.gpu_server.until(lambda: not node.gpu_server.executors)
@@ -193,7 +211,7 @@ async def test_the_node_is_registered_and_reports_itself(tmp_path: Path, start: 
     assert beat.report.devices[0].name == "cpu0"
 
 
-async def test_a_killed_instance_is_reported_with_the_signal(tmp_path: Path, start: Start) -> None:
+async def test_a_killed_instance_is_reported_with_the_signal(tmp_path: Path, run_dir: Path, start: Start) -> None:
     staged = identity(tmp_path)
     node = await start(staged)
     await node.coordinator.run_instance("i1", staged)
@@ -203,7 +221,7 @@ async def test_a_killed_instance_is_reported_with_the_signal(tmp_path: Path, sta
     assert "SIGKILL" in await node.until_state("i1", "FAILED")
     await node.gpu_server.until(lambda: not node.gpu_server.executors)
     assert not psutil.pid_exists(pid)  # reaped
-    assert not list((tmp_path / "run").glob("i1*"))
+    assert not left_in(run_dir, "i1")
     row = (await node.coordinator.rows())["i1"]
     assert (row.state, row.pid, row.address) == ("FAILED", 0, "")
 
@@ -349,13 +367,13 @@ async def test_no_credentials_reach_an_instance(tmp_path: Path, start: Start) ->
     assert "ROUSE_INSTANCE_ID=i1" in text
 
 
-async def test_a_wrong_token_gets_no_assignment(tmp_path: Path, start: Start) -> None:
+async def test_a_wrong_token_gets_no_assignment(tmp_path: Path, run_dir: Path, start: Start) -> None:
     staged = identity(tmp_path)
     node = await start(staged)
     await node.coordinator.run_instance("i1", staged)
     await node.until_state("i1", "READY")
     channels = Channels(1 << 20)
-    stub = coordination.InstanceServiceStub(channels.get(f"unix:{tmp_path}/run/coordinator.sock"))
+    stub = coordination.InstanceServiceStub(channels.get(f"unix:{run_dir}/coordinator.sock"))
     for request, method in (
         (coordination.GetAssignmentRequest(instance_id="i1", token="guess"), stub.GetAssignment),
         (coordination.ReportLoadedRequest(instance_id="i1", token="guess", error="no"), stub.ReportLoaded),
@@ -364,7 +382,7 @@ async def test_a_wrong_token_gets_no_assignment(tmp_path: Path, start: Start) ->
             await call(method, request, timeout_s=TIMEOUT_S)
         assert caught.value.reason == "BAD_TOKEN"
     await channels.close()
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    assert mode_of(run_dir) == 0o700
 
 
 async def test_instances_are_bounded_and_their_ids_checked(tmp_path: Path, start: Start) -> None:
@@ -436,7 +454,7 @@ async def test_instances_that_the_control_plane_ended_are_stopped(tmp_path: Path
     assert not psutil.pid_exists(pid)
 
 
-async def test_no_instance_outlives_its_coordinator(tmp_path: Path, start: Start) -> None:
+async def test_no_instance_outlives_its_coordinator(tmp_path: Path, run_dir: Path, start: Start) -> None:
     staged = identity(tmp_path)
     node = await start(staged)
     for instance_id in ("i1", "i2"):
@@ -450,10 +468,10 @@ async def test_no_instance_outlives_its_coordinator(tmp_path: Path, start: Start
     assert not left
 
     # The next one clears what was left behind.
-    assert list((tmp_path / "run").glob("*.sock"))
+    assert left_in(run_dir, ".sock")
     await node.coordinator.start()
     await node.cluster.until(lambda: node.cluster.registrations == 2)
-    assert [path.name for path in (tmp_path / "run").glob("*.sock")] == ["coordinator.sock"]
+    assert left_in(run_dir, ".sock") == ["coordinator.sock"]
 
 
 async def test_an_orderly_stop_ends_and_reports_everything(tmp_path: Path, start: Start) -> None:
@@ -467,12 +485,116 @@ async def test_an_orderly_stop_ends_and_reports_everything(tmp_path: Path, start
     assert node.cluster.states("i1")[-1] == "ENDED"
 
 
-async def test_two_coordinators_do_not_share_a_folder(tmp_path: Path, start: Start) -> None:
+async def test_two_coordinators_do_not_share_a_folder(tmp_path: Path, run_dir: Path, start: Start) -> None:
     node = await start()
-    second = Coordinator(tmp_path / "run", *node.coordinator._flags)
+    second = Coordinator(run_dir, *node.coordinator._flags)
     with pytest.raises(AssertionError):
         await second.start()
     assert await second.process.wait() == 1
     await second._reader
     assert any("used by another coordinator" in line for line in second.lines)
     assert (await node.coordinator.rows()) == {}
+
+
+def linear(tmp_path: Path, name: str, code: str = "") -> Staged:
+    folder = models.write_linear(tmp_path / name, name, 16, seed=1)
+    if code:
+        (folder / "function.py").write_text(textwrap.dedent(code))
+    (tmp_path / "images").mkdir(exist_ok=True)
+    shape: list[tuple[str, str, list[int]]] = [("x", "FP32", [-1, 16])]
+    return stage(
+        folder, tmp_path / "images", name=name, handler="function:Function",
+        inputs=shape, outputs=[("y", "FP32", [-1, 16])],
+    )  # fmt: skip
+
+
+def parent(pid: int) -> psutil.Process:
+    found = psutil.Process(pid).parent()
+    assert found is not None
+    return found
+
+
+async def test_instances_with_weights_are_forked_off_one_template(tmp_path: Path, start: Start) -> None:
+    code = """
+        import os, numpy, torch
+        class Function:
+            def load(self, context):
+                self.layer = torch.nn.Linear(16, 16, bias=False, device="meta")
+                context.bind(self.layer, "weights.safetensors")
+                print("drew", numpy.random.random(), "pid", os.getpid(), "group", os.getpgid(0), "in", os.getcwd())
+            def predict(self, inputs):
+                return {"y": self.layer(torch.from_numpy(inputs["x"]))}
+        """
+    first, second = linear(tmp_path, "a", code), linear(tmp_path, "b", code)
+    node = await start(first, second)
+    drawn = []
+    for instance_id, staged in (("i1", first), ("i2", second)):
+        await node.coordinator.run_instance(instance_id, staged)
+        await node.until_state(instance_id, "READY")
+        words = (await node.coordinator.until_line(f"instance={instance_id} stdout: drew")).split()
+        drawn.append(words[words.index("drew") + 1])
+        pid = (await node.coordinator.rows())[instance_id].pid
+        assert words[words.index("pid") + 1] == words[words.index("group") + 1] == str(pid)
+        assert words[-1] == str(staged.folder)
+    assert drawn[0] != drawn[1]
+    pids = [executor.pid for executor in node.gpu_server.executors]
+    templates = {parent(pid).pid for pid in pids}
+    assert len(templates) == 1
+    assert parent(templates.pop()).pid == node.coordinator.process.pid
+
+    os.kill(pids[0], signal.SIGKILL)
+    assert "SIGKILL" in await node.until_state("i1", "FAILED")
+    assert not psutil.pid_exists(pids[0])
+    await node.coordinator.end_instance("i2")
+    assert not psutil.pid_exists(pids[1])
+
+
+async def test_a_template_that_dies_takes_its_instances_along_and_is_replaced(tmp_path: Path, start: Start) -> None:
+    staged = linear(tmp_path, "a")
+    node = await start(staged)
+    await node.coordinator.run_instance("i1", staged)
+    await node.until_state("i1", "READY")
+    instance = psutil.Process(node.gpu_server.executors[0].pid)
+    template = parent(instance.pid)
+    template.kill()
+    await node.until_state("i1", "FAILED")
+    assert not (await asyncio.to_thread(psutil.wait_procs, [instance, template], 10))[1]
+    await node.coordinator.run_instance("i2", staged)
+    await node.until_state("i2", "READY")
+    assert parent(node.gpu_server.executors[0].pid).pid != template.pid
+
+
+async def test_without_templates_instances_start_from_scratch(tmp_path: Path, start: Start) -> None:
+    staged = linear(tmp_path, "a")
+    node = await start(staged, flags=("--templates", "false"))
+    await node.coordinator.run_instance("i1", staged)
+    await node.until_state("i1", "READY")
+    assert parent(node.gpu_server.executors[0].pid).pid == node.coordinator.process.pid
+
+
+async def test_nothing_outlives_the_coordinator_through_a_template(tmp_path: Path, start: Start) -> None:
+    staged = linear(tmp_path, "a")
+    node = await start(staged)
+    await node.coordinator.run_instance("i1", staged)
+    await node.until_state("i1", "READY")
+    family = psutil.Process(node.coordinator.process.pid).children(recursive=True)
+    assert len(family) == 2
+    node.coordinator.process.kill()
+    await node.coordinator.process.wait()
+    assert not (await asyncio.to_thread(psutil.wait_procs, family, 10))[1]
+    await node.coordinator.start()
+
+
+async def test_an_instance_can_be_stopped_while_its_template_imports(tmp_path: Path, start: Start) -> None:
+    staged = linear(tmp_path, "a")
+    node = await start(staged)
+    await node.coordinator.run_instance("i1", staged)
+    await node.coordinator.until_line("template started")
+    await node.coordinator.end_instance("i1")
+    await node.until_state("i1", "ENDED")
+    # What was asked of the template meanwhile does not come to life.
+    await node.coordinator.run_instance("i2", staged)
+    await node.until_state("i2", "READY")
+    template = parent(node.gpu_server.executors[0].pid)
+    left = [child for child in template.children() if child.pid != node.gpu_server.executors[0].pid]
+    assert not (await asyncio.to_thread(psutil.wait_procs, left, 10))[1]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 
 from rouse_common.clock import SystemClock
 from rouse_common.rpc import Channels, RpcServer
 from rouse_contracts import coordination
 from rouse_coordinator.adapters.neighbours import ClusterManager, Executors, GpuServer, NodeRouter
+from rouse_coordinator.adapters.process import Launcher, template_environment
+from rouse_coordinator.adapters.templates import Templates
 from rouse_coordinator.config import CoordinatorConfig
 from rouse_coordinator.folder import RuntimeFolder
 from rouse_coordinator.instances import Instances
@@ -42,13 +45,15 @@ class CoordinatorApp:
         folder = RuntimeFolder(self._config.runtime_dir)
         folder.open()
         channels = Channels(self._config.max_message_mib << 20)
+        templates = Templates(template_environment(os.environ), SystemClock())
         try:
             async with asyncio.TaskGroup() as group:
-                await self._run(group, folder, channels, ready, stopping)
+                await self._run(group, folder, channels, templates, ready, stopping)
                 raise _Stopped
         except* _Stopped:
             LOG.debug("loops ended")
         finally:
+            await templates.close()
             await channels.close()
             folder.close()
 
@@ -57,6 +62,7 @@ class CoordinatorApp:
         group: asyncio.TaskGroup,
         folder: RuntimeFolder,
         channels: Channels,
+        templates: Templates,
         ready: Callable[[str], Awaitable[None]],
         stopping: asyncio.Event,
     ) -> None:
@@ -67,8 +73,9 @@ class CoordinatorApp:
         sync = ExecutorSync(lambda: executors_of(table), gpu_server.sync, config.sync_s)
         reports = Reports(cluster_manager.report, group)
         registry = Registry(table, sync, reports, group)
-        living = Living(config, registry, gpu_server, Executors(channels), folder.address, clock)
-        instances = Instances(config.node_id, table, living, reports, group)
+        launcher = Launcher(config, templates if config.templates else None)
+        living = Living(config, registry, gpu_server, Executors(channels), launcher, folder.address, clock)
+        instances = Instances(config.node_id, table, living, reports, group, clock)
         server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20)
         server.add(
             coordination.add_CoordinationServiceServicer_to_server,

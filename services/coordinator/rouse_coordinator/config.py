@@ -30,6 +30,9 @@ class CoordinatorConfig(ServiceConfig):
         "", f"folder of the instances' Unix sockets, made if absent; at most {MAX_RUNTIME_DIR} characters"
     )  # fmt: skip
     max_instances: int = option(64, "instances that run at once on this node", low=1, high=4096)
+    templates: bool = option(
+        True, "fork instances off a process that has imported PyTorch already, instead of starting each from scratch"
+    )  # fmt: skip
     load_timeout_s: float = option(120.0, "how long an instance may take to load, seconds", low=1, high=3600)
     stage_timeout_s: float = option(
         600.0, "how long gpu-server may take to bring a version to the node, seconds", low=1, high=86_400

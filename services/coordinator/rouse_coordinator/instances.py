@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Any
 
+from rouse_common.clock import Clock
 from rouse_common.errors import NotFound, PermissionDenied, Unavailable
 from rouse_contracts.coordination import GetAssignmentResponse, ReportLoadedRequest
 from rouse_contracts.functions import FunctionVersion
@@ -24,8 +25,15 @@ class Instances:
     """
 
     def __init__(
-        self, node_id: str, table: RegistrationTable, living: Living, reports: Reports, group: asyncio.TaskGroup
+        self,
+        node_id: str,
+        table: RegistrationTable,
+        living: Living,
+        reports: Reports,
+        group: asyncio.TaskGroup,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._node_id, self._table, self._living = node_id, table, living
         self._reports, self._group = reports, group
         self._lives: dict[str, Life] = {}
@@ -41,7 +49,7 @@ class Instances:
             raise Unavailable("STOPPING", f"the coordinator of node {self._node_id} is stopping")
         if not self._table.add(instance_id, version):
             return
-        life = self._lives[instance_id] = Life(version)
+        life = self._lives[instance_id] = Life(version, self._clock.monotonic())
         self._group.create_task(self._run(instance_id, life), name=f"instance {instance_id}")
 
     async def stop(self, instance_id: str, grace_s: float, reason: str) -> None:

@@ -20,8 +20,8 @@ from rouse_coordinator.adapters.neighbours import Executors, GpuServer
 from rouse_coordinator.adapters.process import (
     InstanceProcess,
     Launch,
+    Launcher,
     explain,
-    launch_instance,
     limit_memory,
 )
 from rouse_coordinator.config import CoordinatorConfig
@@ -50,6 +50,7 @@ class Life:
     """What the task of one instance shares with its callers."""
 
     version: FunctionVersion
+    accepted_at: float
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     assignment: asyncio.Future[GetAssignmentResponse] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -74,9 +75,11 @@ class Living:
         registry: Registry,
         gpu_server: GpuServer,
         executors: Executors,
+        launcher: Launcher,
         coordinator_address: str,
         clock: Clock,
     ) -> None:
+        self._launcher = launcher
         self._config, self._registry, self._clock = config, registry, clock
         self._gpu_server, self._executors = gpu_server, executors
         self._coordinator = coordinator_address
@@ -84,11 +87,14 @@ class Living:
     async def run(self, instance_id: str, life: Life) -> None:
         """From a PENDING row to a terminal one; returns when nothing of the process is left."""
         process: InstanceProcess | None = None
+        staging = asyncio.ensure_future(self._gpu_server.stage(life.version, self._config.stage_timeout_s))
+        reason = ""
         try:
             try:
-                process = self._spawn(instance_id, life)
-                await self._load(instance_id, life, process)
-                reason = await self._serve(life, process)
+                process = await self._start(instance_id, life)
+                if process is not None:
+                    await self._load(instance_id, life, process, staging)
+                    reason = await self._serve(life, process)
             except NotLoaded as error:
                 metrics.LOAD_FAILURES.inc()
                 reason = str(error)
@@ -103,27 +109,40 @@ class Living:
         finally:
             if process is not None:
                 process.signal(signal.SIGKILL)
+            staging.cancel()
             life.assignment.cancel()
             life.loaded.cancel()
+            await asyncio.wait([staging])
 
-    def _spawn(self, instance_id: str, life: Life) -> InstanceProcess:
+    async def _start(self, instance_id: str, life: Life) -> InstanceProcess | None:
+        """The process; None where the instance is to stop before there is one. Raises NotLoaded."""
         pump = LinePump(life.version.spec.name, instance_id, self._clock)
         launch = Launch(instance_id, life.token, life.version, self._coordinator)
+        starting = asyncio.ensure_future(self._launcher.start(launch, pump, self._socket(instance_id)))
+        either: list[asyncio.Future[Any]] = [starting, life.stop]
+        await asyncio.wait(either, timeout=self._config.load_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            if life.stop.done():
+                return None
+            raise NotLoaded(f"its process did not start within {self._config.load_timeout_s:g} s (load_timeout_s)")
         try:
-            process = launch_instance(launch, self._config, pump, self._socket(instance_id))
+            process = starting.result()
         except OSError as error:
             raise NotLoaded(f"the machine does not start a process: {error.strerror}") from error
         limit_memory(process.pid, life.version.spec.resources.host_memory_limit_bytes, life.version.weights_bytes)
         self._registry.move(instance_id, Event.SPAWNED, "loading", pid=process.pid)
         return process
 
-    async def _load(self, instance_id: str, life: Life, process: InstanceProcess) -> None:
-        """Stages the version while the process starts, and waits until it has loaded. Raises NotLoaded.
+    async def _load(
+        self, instance_id: str, life: Life, process: InstanceProcess, staging: asyncio.Future[StageVersionResponse]
+    ) -> None:
+        """Gives the process what it is to run, and waits until it has loaded. Raises NotLoaded.
 
         Returns early where the instance is to stop.
         """
-        started = self._clock.monotonic()
-        staged = await self._stage(life, process)
+        staged = await self._staged(life, process, staging)
         if staged is None:
             return
         life.assignment.set_result(
@@ -144,16 +163,17 @@ class Living:
         if report.error:
             raise NotLoaded(report.error)
         self._registry.move(instance_id, Event.LOADED, "loaded", address=report.address)
-        took_s = self._clock.monotonic() - started
+        took_s = self._clock.monotonic() - life.accepted_at
         metrics.LOAD_TIME.observe(took_s)
         LOG.info(
             "started function=%s instance=%s version=%s pid=%d took_ms=%.0f load_ms=%.0f",
             life.version.spec.name, instance_id, life.version.version_id, process.pid, took_s * 1000, report.load_ms,
         )  # fmt: skip
 
-    async def _stage(self, life: Life, process: InstanceProcess) -> StageVersionResponse | None:
+    async def _staged(
+        self, life: Life, process: InstanceProcess, staging: asyncio.Future[StageVersionResponse]
+    ) -> StageVersionResponse | None:
         """What gpu-server made of the version; None where the instance is to stop. Raises NotLoaded."""
-        staging = asyncio.ensure_future(self._gpu_server.stage(life.version, self._config.stage_timeout_s))
         async with _Race(process) as race:
             await race.first(staging, life.stop, timeout_s=None)
         if staging.done():
@@ -161,8 +181,6 @@ class Living:
                 return staging.result()
             except RouseError as error:
                 raise NotLoaded(f"the version cannot be brought to the node: {error}") from error
-        staging.cancel()
-        await asyncio.wait([staging])
         if life.stop.done():
             return None
         raise NotLoaded(await self._why_not(process))

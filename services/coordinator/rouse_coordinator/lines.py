@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import IO, Protocol
 
 from rouse_common.clock import Clock
 
@@ -76,6 +77,18 @@ class LinePump:
             return
         self._kept.append(text)
         self._write(f"{_stamp(self._clock.now())} INFO    executor         trace=- {self._tag} raw: {text}")
+
+
+async def read_pipe(pipe: IO[bytes], pump: LinePump) -> None:
+    """Passes on what comes through a pipe, until its end or cancelled; closes it."""
+    reader = asyncio.StreamReader(limit=CHUNK_BYTES)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        await pump.run(reader)
+    finally:
+        transport.close()
 
 
 def _stamp(now: float) -> str:

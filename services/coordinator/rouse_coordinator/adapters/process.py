@@ -17,6 +17,7 @@ from typing import IO
 
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
+from rouse_coordinator.adapters.child import exit_of
 from rouse_coordinator.adapters.templates import TemplateLost, Templates, kind_for
 from rouse_coordinator.config import CoordinatorConfig
 from rouse_coordinator.lines import LinePump, read_pipe
@@ -131,9 +132,13 @@ class InstanceProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process group; nothing where the process is gone."""
-        if not self._exit.done():
-            with contextlib.suppress(ProcessLookupError):
+        if self._exit.done():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(self.pid, number)
+            except ProcessLookupError:  # forked a moment ago, and no leader of a group yet
+                os.kill(self.pid, number)
 
 
 class Launcher:
@@ -183,22 +188,7 @@ class Launcher:
             start_new_session=True,
         )
         assert process.stdout is not None
-        return InstanceProcess(process.pid, _exit_of(process), process.stdout, pump, socket)
-
-
-def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
-    """The exit code of a child, from the moment in which it ends."""
-    loop = asyncio.get_running_loop()
-    exit_code: asyncio.Future[int] = loop.create_future()
-    descriptor = os.pidfd_open(process.pid)
-
-    def reap() -> None:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-        exit_code.set_result(process.wait())
-
-    loop.add_reader(descriptor, reap)
-    return exit_code
+        return InstanceProcess(process.pid, exit_of(process), process.stdout, pump, socket)
 
 
 def limit_memory(pid: int, limit_bytes: int, weights_bytes: int) -> None:
