@@ -16,8 +16,8 @@ from rouse_embedded import MeshInfo
 
 BUCKET = "artefacts"
 HOST_TIER = "host"
-# Ledgers outlive what they are about.
-LEDGERS = ("alembic_version", "events", "usage_records", "usage_totals")
+# Ledgers outlive what they are about; placements mirror what nodes said in their last heartbeat.
+NOT_COUNTED = ("alembic_version", "events", "usage_records", "usage_totals", "placements")
 CONNECT_TIMEOUT_S = 5
 
 
@@ -28,7 +28,7 @@ class Footprint:
     host_bytes: files of host copies, all nodes.
     disk_bytes: the nodes' disk tier, and uploads that are not finished.
     object_bytes, object_chunks: objects in the object store, and the messages that hold them, named or not.
-    rows: number of rows by table, without ledgers.
+    rows: number of rows by table, without ledgers and placements.
     """
 
     device_bytes: int
@@ -83,7 +83,7 @@ def _rows(url: str) -> dict[str, int]:
     try:
         with connection, connection.cursor() as cursor:
             cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
-            tables = [name for (name,) in cursor.fetchall() if name not in LEDGERS]
+            tables = [name for (name,) in cursor.fetchall() if name not in NOT_COUNTED]
             rows = {}
             for table in tables:
                 cursor.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table)))
