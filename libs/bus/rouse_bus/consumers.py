@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,8 @@ class Consumer:
         self._bus, self._stream, self._subject, self._name = bus, check_name(stream), subject, check_name(name)
         self._inbox = Inbox(bus, f"taking from {subject}")
         self._pulls = 0
+        # Delivered, and not handed out yet.
+        self._here: deque[Taken] = deque()
 
     async def open(self) -> Consumer:
         """Raises NotFound STREAM_NOT_FOUND."""
@@ -67,43 +70,49 @@ class Consumer:
         await self._inbox.open()
         return self
 
-    async def take(self, limit: int, wait_s: float) -> list[Taken]:
+    @property
+    def alive(self) -> bool:
+        """False once its connection is gone: open another one."""
+        return self._inbox.alive
+
+    async def take(self, limit: int, wait_s: float, *, max_bytes: int = 0) -> list[Taken]:
         """Up to `limit` messages that are there; where there are none, waits up to `wait_s` for the first.
 
-        A cancelled wait loses nothing: what still comes for it is handed out by the next call.
-        """
-        taken = await self._pull(limit, 0)
-        if not taken and wait_s > 0:
-            taken = await self._pull(1, wait_s)
-            if taken and limit > 1:
-                taken += await self._pull(limit - 1, 0)
-        return taken
+        A call that is cancelled or fails loses nothing: what came for it is handed out by the next one.
 
-    async def _pull(self, limit: int, wait_s: float) -> list[Taken]:
-        taken: list[Taken] = []
-        while len(taken) < limit and (message := self._inbox.waiting()) is not None:
-            self._collect(message, taken)
-        if len(taken) == limit:
-            return taken
+        Args:
+            max_bytes: asks for no more at once, headers included; 0 is no limit. A larger message never comes.
+        """
+        await self._pull(limit, 0, max_bytes)
+        if not self._here and wait_s > 0:
+            await self._pull(1, wait_s, max_bytes)
+            if self._here and limit > 1:
+                await self._pull(limit, 0, max_bytes)
+        return [self._here.popleft() for _ in range(min(limit, len(self._here)))]
+
+    async def _pull(self, limit: int, wait_s: float, max_bytes: int) -> None:
+        """Gets messages until `limit` are here, or there are no more of them."""
+        while len(self._here) < limit and (message := self._inbox.waiting()) is not None:
+            self._collect(message)
+        if len(self._here) >= limit:
+            return
         self._pulls += 1
         token = f"{self._pulls}"
-        asked: dict[str, Any] = {"batch": limit - len(taken)}
+        asked: dict[str, Any] = {"batch": limit - len(self._here)}
         asked |= {"expires": int(wait_s * NANOS)} if wait_s else {"no_wait": True}
+        asked |= {"max_bytes": max_bytes} if max_bytes else {}
         subject = f"{API}CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         await self._inbox.publish(subject, json.dumps(asked).encode(), token)
-        while len(taken) < limit:
-            message = await self._inbox.next(wait_s + self.ANSWER_MARGIN_S)
-            ended = self._collect(message, taken)
-            if ended == self._inbox.subject(token):
-                break
-        return taken
+        while len(self._here) < limit:
+            if self._collect(await self._inbox.next(wait_s + self.ANSWER_MARGIN_S)) == self._inbox.subject(token):
+                return
 
-    def _collect(self, message: Msg, taken: list[Taken]) -> str | None:
-        """Adds a message to `taken`; returns the request that a status line ends instead."""
+    def _collect(self, message: Msg) -> str | None:
+        """Keeps a message; returns the request that a status line ends instead."""
         headers = message.headers or {}
         status = headers.get(STATUS)
         if status is None:
-            taken.append(Taken(message.data, sequence_of(message.reply), headers, message.reply))
+            self._here.append(Taken(message.data, sequence_of(message.reply), headers, message.reply))
             return None
         if status == "503":
             raise bus_down(f"taking from {self._subject}", "its consumer does not answer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,13 +33,15 @@ class Inbox:
     def __init__(self, bus: Bus, what: str) -> None:
         self._bus, self._what = bus, what
         self._prefix = f"_INBOX.{secrets.token_hex(11)}"
-        self._queue: asyncio.Queue[Msg] = asyncio.Queue()
+        self._queue: deque[Msg] = deque()
+        self._some = asyncio.Event()
         self._link: Link | None = None
         self._subscription: Subscription | None = None
 
     async def open(self) -> Inbox:
         async def arrived(message: Msg) -> None:
-            self._queue.put_nowait(message)
+            self._queue.append(message)
+            self._some.set()
 
         async def action(link: Link) -> None:
             self._link = link
@@ -46,6 +49,11 @@ class Inbox:
 
         await self._bus.run(self._what, action)
         return self
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection that it was opened on still stands."""
+        return self._link is not None and not self._link.lost.done()
 
     def subject(self, token: object) -> str:
         """Where an answer to the request `token` goes."""
@@ -62,13 +70,14 @@ class Inbox:
 
     def waiting(self) -> Msg | None:
         """An answer that is already here."""
-        return self._queue.get_nowait() if not self._queue.empty() else None
+        return self._queue.popleft() if self._queue else None
 
     async def next(self, timeout_s: float | None = None) -> Msg:
-        """The next answer."""
-        if not self._queue.empty():
-            return self._queue.get_nowait()
-        return await self.run(lambda link: self._queue.get(), timeout_s=timeout_s)
+        """The next answer, for one caller at a time. A cancelled call takes none away."""
+        while not self._queue:
+            self._some.clear()
+            await self.run(lambda link: self._some.wait(), timeout_s=timeout_s)
+        return self._queue.popleft()
 
     async def close(self) -> None:
         subscription, self._subscription = self._subscription, None

@@ -21,7 +21,6 @@ from rouse_common.errors import AlreadyExists, Internal, NotFound
 
 NANOS = 1_000_000_000
 NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
-PAGE = 256
 SCAN_BATCH = 256
 END_OF_BATCH = "204"
 
@@ -157,11 +156,12 @@ class Streams:
         """Raises NotFound STREAM_NOT_FOUND."""
         return StreamState.parse(await self._bus.api(f"STREAM.INFO.{check_name(name)}"))
 
-    async def list(self, subject: str) -> list[StreamState]:
-        """Streams whose subjects overlap with `subject`."""
+    async def list(self, subject: str = ">") -> list[StreamState]:
+        """Streams whose subjects overlap with `subject`; all of them without one."""
         found: list[StreamState] = []
         while True:
-            response = await self._bus.api("STREAM.LIST", {"offset": len(found), "subject": subject})
+            request: dict[str, Any] = {"offset": len(found)} | ({} if subject == ">" else {"subject": subject})
+            response = await self._bus.api("STREAM.LIST", request)
             page = response.get("streams") or []
             found += [StreamState.parse(stream) for stream in page]
             if not page or len(found) >= response["total"]:

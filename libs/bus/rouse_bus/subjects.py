@@ -30,3 +30,23 @@ def queue(job_id: str, rank: int) -> str:
 def queues(job_id: str) -> str:
     """Subject that matches the queues of all workers of a job."""
     return f"rouse.job.{job_id}.queue.*"
+
+
+def arrival(job_id: str, barrier: str, rank: int) -> str:
+    """Subject that says that a worker has arrived at a barrier of its job."""
+    return f"{_barrier(job_id, barrier)}.{rank}"
+
+
+def arrivals(job_id: str, barrier: str) -> str:
+    """Subject that matches the arrivals of all workers at a barrier."""
+    return f"{_barrier(job_id, barrier)}.*"
+
+
+def all_arrivals(job_id: str = "*") -> str:
+    """Subject that matches the arrivals at all barriers of a job, or of every job."""
+    return f"rouse.job.{job_id}.barrier.>"
+
+
+def _barrier(job_id: str, barrier: str) -> str:
+    # A barrier's name may be any text; hex digits are fit for a subject.
+    return f"rouse.job.{job_id}.barrier.{barrier.encode().hex()}"

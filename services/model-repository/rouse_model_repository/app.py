@@ -19,7 +19,7 @@ from rouse_model_repository.adapters.spool import Spool
 from rouse_model_repository.config import ModelRepositoryConfig
 from rouse_model_repository.inspector import Inspector
 from rouse_model_repository.library import Library
-from rouse_model_repository.locks import KeyedLocks
+from rouse_common.locks import KeyedLocks
 from rouse_model_repository.service import RepositoryService
 from rouse_model_repository.state import Index
 from rouse_model_repository.uploads import Uploads

@@ -14,7 +14,7 @@ from rouse_model_repository import metrics
 from rouse_model_repository.adapters.bucket import Bucket, artefact_not_found
 from rouse_model_repository.inspection import paths, pickles
 from rouse_model_repository.inspector import Inspector
-from rouse_model_repository.locks import KeyedLocks
+from rouse_common.locks import KeyedLocks
 from rouse_model_repository.state import Blob, Index
 
 LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from rouse_model_repository import metrics
 from rouse_model_repository.adapters.bucket import Bucket
 from rouse_model_repository.adapters.spool import Spool, SpoolFile
 from rouse_model_repository.inspection import paths, pickles
-from rouse_model_repository.locks import KeyedLocks
+from rouse_common.locks import KeyedLocks
 from rouse_model_repository.state import Index
 
 LOG = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Everything that comm-broker reads and writes: NATS."""
