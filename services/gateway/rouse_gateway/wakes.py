@@ -169,7 +169,8 @@ class Wakes:
             )
         if found.candidates:
             return True
-        if route.state == functions.FUNCTION_STATE_FAILED:
+        # The state of a function is that of its active version; of older ones the table only shows instances.
+        if found.active and route.state == functions.FUNCTION_STATE_FAILED:
             raise FailedPrecondition(
                 "LOAD_FAILED",
                 f"function '{version.function}' could not be started: {route.reason or 'no reason was given'}; "

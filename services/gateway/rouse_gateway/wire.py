@@ -100,9 +100,7 @@ def split(buffer: Buffer, number: int) -> tuple[Buffer, list[memoryview]]:
     rest: list[memoryview] = []
     kept = 0
     for found, kind, start, value, end in fields(buffer):
-        if found == number:
-            if kind != LENGTH_DELIMITED:
-                raise DecodeError(f"field {number} has wire type {kind}")
+        if found == number and kind == LENGTH_DELIMITED:
             values.append(view[value:end])
             if start > kept:
                 rest.append(view[kept:start])

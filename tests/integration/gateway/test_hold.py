@@ -74,6 +74,21 @@ async def test_an_older_version_is_woken_by_its_id(front: Front) -> None:
     assert front.node.requests[0].version_id == "f-1"
 
 
+async def test_a_broken_active_version_does_not_keep_an_older_one_asleep(front: Front) -> None:
+    front.control.add_function("f")
+    front.control.add_function("f")
+    front.control.on_wake = never
+    await front.publish()
+    await front.control.set_state("f", functions.FUNCTION_STATE_FAILED, "version 2 cannot be loaded")
+    await front.settled()
+    call = asyncio.ensure_future(front.infer("f", 1.0, version="1"))
+    await held(1)
+    await front.publish()  # still FAILED
+    front.control.set_ready("f", "n0", "f-1")
+    await front.publish()
+    assert (await call).version == "1"
+
+
 async def test_more_requests_than_may_be_held_are_refused_with_a_time_to_retry(front: Front) -> None:
     front.control.add_function("f")
     front.control.on_wake = never
