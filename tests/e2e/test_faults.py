@@ -61,13 +61,15 @@ def test_kill_9_of_instances_under_load_ends_every_request_once(mesh: Mesh, tmp_
 
     with ThreadPoolExecutor(4) as pool:
         callers = [pool.submit(caller, seed) for seed in range(4)]
-        for _ in range(3):
+        try:
+            for _ in range(3):
+                served = len(outcomes)
+                mesh.wait_until(lambda served=served: outcomes[served:].count("answered") > 20, "requests are answered")
+                os.kill(mesh.instance_pids("steady")[0], signal.SIGKILL)
             served = len(outcomes)
-            mesh.wait_until(lambda served=served: outcomes[served:].count("answered") > 20, "requests are answered")
-            os.kill(mesh.instance_pids("steady")[0], signal.SIGKILL)
-        served = len(outcomes)
-        mesh.wait_until(lambda: outcomes[served:].count("answered") > 20, "requests are answered after the last kill")
-        stop.set()
+            mesh.wait_until(lambda: outcomes[served:].count("answered") > 20, "answers after the last kill")
+        finally:
+            stop.set()
         for future in callers:
             future.result(timeout=60)
     assert set(outcomes) <= {"answered", "EXECUTOR_LOST"}, set(outcomes)

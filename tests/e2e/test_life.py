@@ -20,13 +20,13 @@ def test_state_survives_a_stop_and_start_of_the_mesh(own_mesh: Mesh, tmp_path: P
     client.deploy(write_linear(tmp_path / "lin", "lin", 256, 7))
     x = np.ones((1, 256), np.float32)
     before = client.infer("lin", {"x": x})["y"]
-    version = client.describe("lin").function.active_version
+    version = client.describe("lin").function.version
     own_mesh.stop()
     own_mesh.start()
     client = own_mesh.client()
     np.testing.assert_array_equal(client.infer("lin", {"x": x}, timeout=60)["y"], before)
     described = client.describe("lin")
-    assert described.function.active_version == version
+    assert described.function.version == version
     own_mesh.wait_until(lambda: client.describe("lin").usage.requests == 2, "usage of both lives is counted")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,16 +16,18 @@ from rouse_testkit.mesh import Mesh
 from rouse_testkit.models import linear_weight, write_bert, write_linear, write_resnet
 
 pytestmark = pytest.mark.timeout(300)
+# A convolution's sums are split over the threads: equal to the bit only with as many as the device has.
+DEVICE_THREADS = os.cpu_count() or 1
 
 
 def natively_resnet(folder: Path, pixels: np.ndarray) -> np.ndarray:
-    torch.set_num_threads(1)
+    torch.set_num_threads(DEVICE_THREADS)
     with torch.inference_mode():
         return ResNetForImageClassification.from_pretrained(folder).eval()(torch.from_numpy(pixels)).logits.numpy()
 
 
 def natively_bert(folder: Path, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    torch.set_num_threads(1)
+    torch.set_num_threads(DEVICE_THREADS)
     with torch.inference_mode():
         model = BertModel.from_pretrained(folder, attn_implementation="sdpa").eval()
         return model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).last_hidden_state.numpy()
@@ -35,7 +38,7 @@ def test_models_that_do_not_fit_together_alternate_and_equal_pytorch(tiny_mesh: 
     resnet, bert = write_resnet(tmp_path / "resnet"), write_bert(tmp_path / "bert")
     client.deploy(resnet, name="resnet")
     client.deploy(bert, name="bert")
-    sizes = {f.name: f.active_version.weights_bytes for f in client.functions()}
+    sizes = {f.name: f.version.weights_bytes for f in client.functions()}
     assert max(sizes.values()) <= tiny_mesh.capacity_bytes < sum(sizes.values()), (
         "the device must be too small for both"
     )
@@ -53,7 +56,7 @@ def test_models_that_do_not_fit_together_alternate_and_equal_pytorch(tiny_mesh: 
         assert got.device == "gpu0"
 
     (device,) = client.status().nodes[0].devices
-    assert device.swap_in_count >= 7, "each turn had to swap"
+    assert device.swap_ins >= 7, "each turn had to swap"
     assert device.mapped_bytes <= device.capacity_bytes
     for name in ("resnet", "bert"):
         client.delete(name)
@@ -75,8 +78,8 @@ def test_concurrent_callers_of_three_models_each_get_their_own_answers(tiny_mesh
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(90)))
     for name in names:
-        usage = client.describe(name).usage
-        assert (usage.requests, usage.failures) == (30, 0)
+        tiny_mesh.wait_until(lambda name=name: client.describe(name).usage.requests == 30, "every request is counted")
+        assert client.describe(name).usage.failures == 0
         client.delete(name)
 
 
