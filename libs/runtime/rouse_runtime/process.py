@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import faulthandler
 import logging
 import os
@@ -31,6 +32,7 @@ from rouse_runtime.weights import WeightsRange
 
 LOG = logging.getLogger(__name__)
 
+PR_SET_NAME = 15
 EXIT_BAD_CONFIG = 2
 EXIT_LOAD_FAILED = 3
 # The assignment comes when the artefact is on the node, which the coordinator bounds; this only ends a process that
@@ -49,6 +51,7 @@ def main() -> int:
     # A function that never lets go of the interpreter could not react to anything gentler.
     die_with_parent(signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(PR_SET_NAME, config.function.encode()[:15], 0, 0, 0)  # as `ps` and `top` show it
     faulthandler.enable(file=2)
     printed = output.configure(config.function, config.id, config.log_level)
     provider = telemetry.configure(output.SERVICE, otlp_endpoint=config.otlp_endpoint, trace_dir=config.trace_dir)

@@ -59,8 +59,9 @@ def _serve(control: socket.socket) -> tuple[dict[str, str], int] | None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     _send(control, {"ready": True})
+    sources: list[Any] = [control, woken]
     while True:
-        readable, _, _ = select.select([control, woken], [], [])
+        readable, _, _ = select.select(sources, [], [])
         if woken in readable:
             os.read(woken, 4096)
             _reap(control)

@@ -14,7 +14,7 @@ import grpc
 import psutil
 
 import rouse
-from rouse_contracts import cluster
+from rouse_contracts import cluster, coordination
 from rouse_embedded import EmbeddedMesh, MeshInfo, MeshOptions
 from rouse_embedded.folders import tagged
 from rouse_testkit.footprint import Footprint, measure
@@ -23,7 +23,6 @@ T = TypeVar("T")
 POLL_S = 0.02
 READY_TIMEOUT_S = 90.0
 CALL_TIMEOUT_S = 120.0
-INSTANCE_ENV = "ROUSE_INSTANCE_ID"
 
 
 class Mesh:
@@ -141,15 +140,12 @@ class Mesh:
 
     def instance_pids(self, function: str) -> list[int]:
         """Process ids of a function's instances that live."""
-        listed = self.cluster("ListInstances", cluster.ListInstancesRequest(function=function, include_ended=True))
-        wanted = {instance.instance_id for instance in listed.instances}
         found = []
-        for process in tagged(self.info.folders.key):
-            try:
-                if process.environ().get(INSTANCE_ENV) in wanted:
-                    found.append(process.pid)
-            except psutil.NoSuchProcess:
-                continue  # it ended while we looked
+        for entry in self.cluster("ListNodes", cluster.ListNodesRequest()).nodes:
+            with grpc.insecure_channel(entry.coordinator_address) as channel:
+                stub = coordination.CoordinationServiceStub(channel)
+                rows = stub.ListInstances(coordination.ListInstancesRequest(), timeout=10).instances
+            found += [row.pid for row in rows if row.function == function and psutil.pid_exists(row.pid or -1)]
         return found
 
     def footprint(self) -> Footprint:
