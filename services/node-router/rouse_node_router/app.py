@@ -22,7 +22,7 @@ from rouse_node_router.config import NodeRouterConfig
 from rouse_node_router.metrics import QueueCollector
 from rouse_node_router.queues import Queues
 from rouse_node_router.requests import Requests
-from rouse_node_router.service import NodeServicer
+from rouse_node_router.service import NodeServicer, register
 from rouse_policy import queueing
 
 LOG = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class NodeRouter:
                     tasks.create_task(periodically("dropping unused state", SWEEP_S, sweep)),
                 ]
                 server = RpcServer(config.listen, max_message_bytes=self._max_bytes)
-                server.add(contract.add_NodeServiceServicer_to_server, servicer, contract.DESCRIPTOR)
+                server.add(register, servicer, contract.DESCRIPTOR)
                 await server.start()
                 if await self._claim(devices, stopping):
                     servicer.open()

@@ -12,7 +12,8 @@ from rouse_cache import Windows
 from rouse_common import telemetry
 from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded, RouseError, Unavailable
-from rouse_contracts import cluster, functions, node
+from rouse_contracts import cluster, functions, node, wire
+from rouse_contracts.wire import Buffer
 from rouse_node_router import metrics
 from rouse_node_router.adapters.devices import Devices, Lease
 from rouse_node_router.adapters.executors import Executors, NotExecuted
@@ -55,8 +56,16 @@ class Requests:
         self._executors, self._usage, self._windows = executors, usage, windows
         self._clock = clock
 
-    async def infer(self, request: node.InferRequest, remaining_s: float) -> node.InferResponse:
-        """Serves one request within `remaining_s` seconds. Raises what NodeService.Infer documents."""
+    async def infer(self, request: node.InferRequest, inputs: Buffer, remaining_s: float) -> bytes:
+        """Serves one request within `remaining_s` seconds; a serialised InferResponse.
+
+        Args:
+            request: all but its inputs.
+            inputs: the inputs, as they were received.
+            remaining_s: time until the caller's deadline.
+
+        Raises what NodeService.Infer documents.
+        """
         now = self._clock.monotonic()
         deadline = now + remaining_s - min(MARGIN_S, remaining_s * MARGIN_SHARE)
         ticket = self._queues.enter(request.function, request.version_id, request.queue_capacity, deadline)
@@ -64,7 +73,7 @@ class Requests:
         error: BaseException | None = None
         try:
             await self._turn(ticket)
-            outputs = await self._serve(ticket, request, served)
+            outputs = await self._serve(ticket, request, inputs, served)
         except BaseException as raised:
             error = raised
             raise
@@ -85,12 +94,12 @@ class Requests:
             ticket.turn.result()
             span.set_attribute("queued_ms", (self._clock.monotonic() - ticket.arrived) * 1000)
 
-    async def _serve(self, ticket: Ticket, request: node.InferRequest, served: Served) -> bytes:
+    async def _serve(self, ticket: Ticket, request: node.InferRequest, inputs: Buffer, served: Served) -> Buffer:
         """Has the request executed under a lease; under another one where nothing has run."""
         for attempt in range(1, TRIES + 1):
             try:
                 lease = await self._lease(ticket, request, served)
-                return await self._execute(ticket, lease, request, served)
+                return await self._execute(ticket, lease, request, inputs, served)
             except NotExecuted as refused:
                 metrics.RETRIES.labels(refused.reason).inc()
                 if attempt == TRIES:
@@ -128,15 +137,17 @@ class Requests:
             metrics.LOADING_QUEUE_DELAY.observe(waited_ms / 1000)
         return lease
 
-    async def _execute(self, ticket: Ticket, lease: Lease, request: node.InferRequest, served: Served) -> bytes:
+    async def _execute(
+        self, ticket: Ticket, lease: Lease, request: node.InferRequest, inputs: Buffer, served: Served
+    ) -> Buffer:
         """Executes under the lease and gives it back, whatever happens."""
         abandoned, device_ms = False, 0.0
         try:
             left = self._left(ticket)
             # Unless told otherwise, what was handed over may still be at work.
             abandoned = served.sent = True
-            answer = await self._executors.execute(lease, request, left)
-            abandoned, device_ms = False, answer.device_ms
+            outputs, device_ms = await self._executors.execute(lease, request, inputs, left)
+            abandoned = False
         except NotExecuted as refused:
             abandoned, served.sent = refused.suspect, False
             self._queues.again(ticket)
@@ -148,7 +159,7 @@ class Requests:
         finally:
             self._devices.release(lease, device_ms, abandoned=abandoned)
         served.device_ms = device_ms
-        return answer.outputs
+        return outputs
 
     def _end(self, ticket: Ticket, request: node.InferRequest, served: Served, error: BaseException | None) -> None:
         outcome = self._outcome(ticket, error)
@@ -183,14 +194,15 @@ class Requests:
             return Outcome.EXPIRED if self._clock.monotonic() >= ticket.deadline else Outcome.CANCELLED
         return Outcome.FAILED
 
-    def _answer(self, ticket: Ticket, served: Served, outputs: bytes) -> node.InferResponse:
+    def _answer(self, ticket: Ticket, served: Served, outputs: Buffer) -> bytes:
         timings = functions.Timings(
             queue_ms=served.queue_ms,
             swap_ms=served.swap_ms,
             execute_ms=served.device_ms,
             total_ms=(self._clock.monotonic() - ticket.arrived) * 1000,
         )
-        return node.InferResponse(outputs=outputs, timings=timings, device=served.device, swapped_in=served.swapped_in)
+        rest = node.InferResponse(timings=timings, device=served.device, swapped_in=served.swapped_in)
+        return wire.join(rest.SerializeToString(), node.InferResponse.OUTPUTS_FIELD_NUMBER, outputs)
 
     def _left(self, ticket: Ticket) -> float:
         """Seconds until the request must be answered. Raises DeadlineExceeded where none are left."""

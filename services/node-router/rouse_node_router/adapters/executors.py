@@ -11,19 +11,23 @@ answered, and what the reason says holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from rouse_common.clock import Clock
-from rouse_common.errors import DeadlineExceeded, RouseError, Unavailable
+from rouse_common.errors import DeadlineExceeded, Internal, RouseError, Unavailable
 from rouse_common.rpc import Channels, call
 from rouse_contracts import device as contract
-from rouse_contracts import node
+from rouse_contracts import node, wire
+from rouse_contracts.wire import Buffer
 from rouse_node_router.adapters.devices import Lease
 from rouse_node_router.adapters.reach import connected
 
 # A Unix socket answers at once or never.
 CONNECT_S = 1.0
+EXECUTE = "/rouse.device.v1.ExecutorService/Execute"
 NOTHING_RAN = ("STALE_LEASE", "EXECUTOR_BUSY")
 LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
@@ -43,10 +47,10 @@ class NotExecuted(Exception):
 
 @dataclass(eq=False)
 class Connection:
-    """The channel to one executor, shared by all requests to it."""
+    """The channel to one executor, shared by all requests to it; `execute` takes and gives bytes."""
 
     channel: grpc.aio.Channel
-    stub: contract.ExecutorServiceStub
+    execute: Any
     users: int = 0
     used_at: float = 0.0
     broken: bool = False
@@ -63,8 +67,10 @@ class Executors:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def execute(self, lease: Lease, request: node.InferRequest, timeout_s: float) -> contract.ExecuteResponse:
-        """Runs the request under the lease.
+    async def execute(
+        self, lease: Lease, request: node.InferRequest, inputs: Buffer, timeout_s: float
+    ) -> tuple[Buffer, float]:
+        """Runs the request under the lease; its outputs, and the milliseconds that the device worked.
 
         Raises NotExecuted; Unavailable EXECUTOR_LOST where it may have run; what Execute documents.
         """
@@ -75,18 +81,16 @@ class Executors:
             if not await connected(connection.channel, min(timeout_s, CONNECT_S), patient=False):
                 connection.broken = True
                 raise NotExecuted("EXECUTOR_UNREACHABLE", f"no connection to the executor at {address}", suspect=True)
-            message = contract.ExecuteRequest(
-                lease_id=lease.lease_id,
-                request_id=request.request_id,
-                inputs=request.inputs,
-                output_names=request.output_names,
+            head = contract.ExecuteRequest(
+                lease_id=lease.lease_id, request_id=request.request_id, output_names=request.output_names
             )
+            message = wire.join(head.SerializeToString(), contract.ExecuteRequest.INPUTS_FIELD_NUMBER, inputs)
             try:
-                answer: contract.ExecuteResponse = await call(connection.stub.Execute, message, timeout_s=timeout_s)
+                answer: bytes = await call(connection.execute, message, timeout_s=timeout_s)
             except RouseError as error:
                 connection.broken = _is_lost(error)
                 raise _typed(error, request, lease) from None
-            return answer
+            return _parsed(answer, request, lease)
         finally:
             connection.users -= 1
             connection.used_at = self._clock.monotonic()
@@ -109,12 +113,26 @@ class Executors:
         connection = self._open.get(address)
         if connection is None:
             channel = self._channels.get(address)
-            connection = self._open[address] = Connection(channel, contract.ExecutorServiceStub(channel))
+            connection = self._open[address] = Connection(channel, channel.unary_unary(EXECUTE))
         return connection
 
     async def _forget(self, address: str) -> None:
         del self._open[address]
         await self._channels.forget(address)
+
+
+def _parsed(answer: bytes, request: node.InferRequest, lease: Lease) -> tuple[Buffer, float]:
+    """Raises Internal BAD_ANSWER."""
+    try:
+        rest, outputs = wire.split(answer, contract.ExecuteResponse.OUTPUTS_FIELD_NUMBER)
+        return outputs, contract.ExecuteResponse.FromString(rest).device_ms
+    except DecodeError as error:
+        raise Internal(
+            "BAD_ANSWER",
+            f"the executor of function '{request.function}' answered with what is no ExecuteResponse: {error}",
+            function=request.function,
+            device=lease.device,
+        ) from None
 
 
 def _is_lost(error: RouseError) -> bool:

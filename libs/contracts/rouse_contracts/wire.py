@@ -1,0 +1,88 @@
+"""Protobuf messages with one large field, taken apart and put together without copying it.
+
+A generated class copies a bytes field when it parses, again when the field is read, and again for every
+message that the bytes are put into. Here a message is split at its large field, which becomes a view of the
+received buffer; only the small rest is parsed, and an outgoing message is joined once from its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+
+Buffer = bytes | memoryview
+
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+MAX_VARINT_BYTES = 10
+
+
+def varint(value: int) -> bytes:
+    """An unsigned number as it travels."""
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def read_varint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
+    """The number at `position`, and the position behind it. Raises DecodeError."""
+    result = 0
+    for count in range(MAX_VARINT_BYTES):
+        if position + count >= end:
+            raise DecodeError("the message is cut off within a number")
+        byte = buffer[position + count]
+        result |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return result & 0xFFFF_FFFF_FFFF_FFFF, position + count + 1
+    raise DecodeError(f"a number at byte {position} is longer than {MAX_VARINT_BYTES} bytes")
+
+
+def fields(buffer: Buffer) -> Iterator[tuple[int, int, int, int, int]]:
+    """The fields of a message in their order: number, wire type, where the field starts, where its value
+    starts, where it ends. Raises DecodeError for what is no message, and for groups, which no contract of
+    ours has."""
+    position, end = 0, len(buffer)
+    while position < end:
+        start = position
+        tag, value = read_varint(buffer, position, end)
+        number, kind = tag >> 3, tag & 7
+        if number == 0 or tag > 0xFFFF_FFFF:
+            raise DecodeError(f"no field number at byte {start}")
+        if kind == LENGTH_DELIMITED:
+            length, value = read_varint(buffer, value, end)
+            position = value + length
+        elif kind == VARINT:
+            _, position = read_varint(buffer, value, end)
+        elif kind in (FIXED64, FIXED32):
+            position = value + (8 if kind == FIXED64 else 4)
+        else:
+            raise DecodeError(f"wire type {kind} at byte {start}")
+        if position > end:
+            raise DecodeError(f"field {number} at byte {start} runs past the end of the message")
+        yield number, kind, start, value, position
+
+
+def split(buffer: Buffer, number: int) -> tuple[bytes, Buffer]:
+    """The message without its bytes field `number`, and a view of that field's value, the last one as in
+    protobuf itself; empty where the field is not there. Raises DecodeError."""
+    view = memoryview(buffer)
+    found: Buffer = b""
+    rest: list[memoryview] = []
+    kept = 0
+    for field, kind, start, value, end in fields(buffer):
+        if field == number and kind == LENGTH_DELIMITED:
+            found = view[value:end]
+            rest.append(view[kept:start])
+            kept = end
+    rest.append(view[kept:])
+    return b"".join(rest), found
+
+
+def join(rest: bytes, number: int, value: Buffer) -> bytes:
+    """The serialised message `rest` with `value` as its bytes field `number`."""
+    if not len(value):
+        return rest
+    return b"".join((rest, varint(number << 3 | LENGTH_DELIMITED), varint(len(value)), value))

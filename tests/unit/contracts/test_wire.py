@@ -1,0 +1,78 @@
+"""Splitting and joining messages by hand agrees with protobuf, and never trusts a length."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rouse_contracts import node, wire
+
+INPUTS = node.InferRequest.INPUTS_FIELD_NUMBER
+REQUESTS = st.builds(
+    node.InferRequest,
+    function=st.text(),
+    version_id=st.text(),
+    request_id=st.text(),
+    inputs=st.binary(max_size=300),
+    output_names=st.lists(st.text(), max_size=4),
+    queue_capacity=st.integers(0, 2**32 - 1),
+)
+
+
+@given(REQUESTS)
+def test_splitting_takes_out_one_field_and_joining_puts_it_back(request: node.InferRequest) -> None:
+    rest, inputs = wire.split(request.SerializeToString(), INPUTS)
+    assert bytes(inputs) == request.inputs
+    head = node.InferRequest.FromString(rest)
+    assert head.inputs == b""
+    assert node.InferRequest.FromString(wire.join(rest, INPUTS, inputs)) == request
+
+
+@given(REQUESTS, st.binary(max_size=50))
+def test_the_last_of_several_values_counts_as_in_protobuf(request: node.InferRequest, more: bytes) -> None:
+    twice = request.SerializeToString() + node.InferRequest(inputs=b"x" + more).SerializeToString()
+    rest, inputs = wire.split(twice, INPUTS)
+    assert bytes(inputs) == node.InferRequest.FromString(twice).inputs == b"x" + more
+    assert node.InferRequest.FromString(rest).inputs == b""
+
+
+@given(st.binary(max_size=200))
+def test_what_protobuf_refuses_is_refused_and_nothing_is_read_past_the_end(data: bytes) -> None:
+    try:
+        rest, inputs = wire.split(data, INPUTS)
+    except DecodeError:
+        return
+    assert len(rest) + len(inputs) <= len(data)
+
+
+@given(REQUESTS, st.data())
+def test_a_message_that_is_cut_off_is_refused(request: node.InferRequest, data: st.DataObject) -> None:
+    whole = request.SerializeToString()
+    cut = whole[: data.draw(st.integers(0, len(whole)))]
+    try:
+        expected = node.InferRequest.FromString(cut)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            node.InferRequest.FromString(wire.split(cut, INPUTS)[0])
+    else:
+        assert bytes(wire.split(cut, INPUTS)[1]) == expected.inputs
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_numbers_travel_as_in_protobuf(value: int) -> None:
+    encoded = wire.varint(value)
+    assert wire.read_varint(encoded, 0, len(encoded)) == (value, len(encoded))
+
+
+def test_an_endless_number_is_refused() -> None:
+    with pytest.raises(DecodeError, match="longer than 10 bytes"):
+        wire.read_varint(b"\xff" * 20, 0, 20)
+
+
+def test_splitting_copies_nothing_of_the_field() -> None:
+    message = node.InferRequest(function="f", inputs=b"x" * 1000).SerializeToString()
+    _, inputs = wire.split(message, INPUTS)
+    assert isinstance(inputs, memoryview)
+    assert inputs.obj is message
