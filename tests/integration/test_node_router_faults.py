@@ -79,6 +79,25 @@ async def test_an_executor_that_cannot_be_reached_is_not_the_end(mesh: RouterNod
     assert (gone.executed, there.executed) == (Counter(), Counter(r=1))
 
 
+async def test_an_executor_that_dies_before_it_is_granted_is_not_the_end(mesh: RouterNode) -> None:
+    executor = await mesh.add_executor()
+    mesh.devices.refusals += [Unavailable("EXECUTOR_LOST", "it ended while it was being attached")] * 2
+    assert (await mesh.infer("r", inputs=b"x")).outputs == b"x"
+    assert executor.executed == {"r": 1}
+    mesh.devices.refusals += [Unavailable("EXECUTOR_LOST", "it ended while it was being attached")] * 3
+    with pytest.raises(Unavailable, match="nothing was executed") as refused:
+        await mesh.infer("r2")
+    assert refused.value.reason == "NO_INSTANCE"
+
+
+async def test_a_node_that_stops_sends_the_gateway_elsewhere_at_once(mesh: RouterNode) -> None:
+    await mesh.add_executor()
+    mesh.devices.refusals.append(Unavailable("NODE_STOPPING", "gpu-server is stopping"))
+    with pytest.raises(Unavailable, match="gpu-server is stopping") as refused:
+        await mesh.infer("r")
+    assert refused.value.reason == "NO_INSTANCE"
+
+
 async def test_an_executor_that_dies_with_a_request_is_not_tried_again(mesh: RouterNode) -> None:
     dies, other = await mesh.add_executor(), await mesh.add_executor()
     dies.behaviour = behaviour = Held()

@@ -31,6 +31,8 @@ MARGIN_S = 0.005
 MARGIN_SHARE = 0.1
 
 NO_INSTANCE = "NO_INSTANCE"
+# Refusals of gpu-server after which another try on this node would end the same way.
+NOT_HERE = ("NO_EXECUTOR", "GPU_SERVER_AWAY", "NODE_STOPPING")
 
 
 @dataclass(slots=True)
@@ -115,11 +117,10 @@ class Requests:
         try:
             lease = await self._devices.acquire(request.version_id, request.request_id, self._left(ticket))
         except Unavailable as error:
-            if error.reason == "GPU_SERVER_LOST":
-                raise NotExecuted(error.reason, str(error), suspect=False) from None
-            if error.reason in ("NO_EXECUTOR", "GPU_SERVER_AWAY"):
+            if error.reason in NOT_HERE:
                 raise self._no_instance(request, str(error)) from None
-            raise
+            # A lease that was never granted leaves nothing behind, so this may be tried again.
+            raise NotExecuted(error.reason, str(error), suspect=False) from None
         except DeadlineExceeded:
             raise DeadlineExceeded(
                 "DEADLINE_EXCEEDED",

@@ -1,0 +1,27 @@
+"""What node-router refuses to start with."""
+
+from __future__ import annotations
+
+import pytest
+
+from rouse_common.config import ConfigError, load
+from rouse_node_router.config import NodeRouterConfig
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--node-id", ""], "node_id: want a name"),
+        (["--gpu-server", "nowhere"], "gpu_server=nowhere: want host:port"),
+        (["--cluster-manager", "host:99999"], "cluster_manager=host:99999: want host:port"),
+        (["--max-acquires-per-version", "0"], "want 1 to 64"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(argv: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load(NodeRouterConfig, "node-router", argv, {})
+
+
+def test_gpu_server_may_listen_on_a_socket() -> None:
+    config = load(NodeRouterConfig, "node-router", ["--gpu-server", "unix:/run/gpu.sock"], {})
+    assert config.gpu_server == "unix:/run/gpu.sock"
