@@ -9,6 +9,7 @@ BERT answered what plain PyTorch computes, models really were swapped, and the m
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib.util
 import json
 import shutil
@@ -36,9 +37,10 @@ HOST_MEMORY = "1GiB"
 LEAST_ACCURACY = 0.95
 DIGIT_CALLERS = 4
 # Each of the two large models at least so often, so that they push each other out again and again.
-LEAST_TURNS = 8
+LEAST_TURNS = 6
 READY_TIMEOUT_S, STOP_TIMEOUT_S, REQUEST_TIMEOUT_S, USAGE_TIMEOUT_S = 120.0, 30.0, 60.0, 10.0
 TOKENS = 32
+PR_SET_PDEATHSIG = 1
 TIMELINE_S = 3.0
 STAGES = {"hash": "hashing", "upload": "uploading", "deploy": "registering", "wake": "loading"}
 
@@ -49,6 +51,8 @@ class Failed(Exception):
 
 def main() -> int:
     screen = Screen()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
     folder = Path(tempfile.mkdtemp(prefix="rouse-demo-"))
     try:
         with mesh(screen, folder) as address:
@@ -74,7 +78,11 @@ def mesh(screen: Screen, folder: Path) -> Iterator[str]:
     command = ["up", "--data-dir", str(folder / "data"), "--device", f"host:gpu0={size}", "--host-memory", HOST_MEMORY]
     log = (folder / "up.log").open("w+")
     process = subprocess.Popen(
-        [Path(sys.executable).with_name("rouse"), *command], stdout=log, stderr=log, start_new_session=True
+        [Path(sys.executable).with_name("rouse"), *command],
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=end_with_parent,
     )
     try:
         with screen.step(f"rouse up: one node, one device of {size}") as notes:
@@ -92,6 +100,15 @@ def mesh(screen: Screen, folder: Path) -> Iterator[str]:
             raise Failed(f"the mesh ended with {code}: {tail(log)}")
     finally:
         log.close()
+
+
+def end_with_parent() -> None:
+    """In the child: the mesh stops where the demo is killed (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def ready(process: subprocess.Popen[bytes], data: Path, log: IO[str]) -> str:
