@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import rouse
-from rouse_embedded.folders import SHARED_MEMORY, tagged
+from rouse_embedded.folders import leftovers, mesh_key, still_running, tagged
 from rouse_embedded.stores.base import free_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -65,18 +65,11 @@ class Up:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "data"
-    assert leftovers() == [], "a mesh of this test left something in shared memory or among the sockets"
-
-
-BEFORE = {*SHARED_MEMORY.glob("rouse-*"), *Path("/tmp").glob("rouse-*")}
-
-
-def leftovers() -> list[Path]:
-    """Folders of meshes that run no more, made since this file was imported."""
-    found = {*SHARED_MEMORY.glob("rouse-*"), *Path("/tmp").glob("rouse-*")} - BEFORE
-    keys = {path: path.name.split("-")[2 if path.parent == SHARED_MEMORY else 1] for path in found}
-    return [path for path, key in keys.items() if not tagged(key)]
+    folder = tmp_path / "data"
+    yield folder
+    key = mesh_key(folder)
+    assert leftovers(folder, key) == [], "it left something in shared memory or among the sockets"
+    assert tagged(key) == []
 
 
 def test_a_mesh_says_where_it_is_and_stops_in_order(data: Path) -> None:
@@ -89,7 +82,7 @@ def test_a_mesh_says_where_it_is_and_stops_in_order(data: Path) -> None:
     assert up.state["gateway_address"] == f"127.0.0.1:{port}"
     with rouse.Client(f"127.0.0.1:{port}") as client:
         status = client.status()
-        assert {node.node_id: [d.capacity_bytes for d in node.devices] for node in status.nodes} == {
+        assert {node.node: [d.capacity_bytes for d in node.devices] for node in status.nodes} == {
             "node0": [96 << 20],
             "node1": [96 << 20],
         }
@@ -155,8 +148,7 @@ def test_nothing_outlives_a_killed_supervisor_and_the_next_one_starts(data: Path
     up = Up(data, "--listen", "127.0.0.1:0").ready()
     processes = [psutil.Process(pid) for pid in up.pids().values()]
     assert up.end(signal.SIGKILL) == -signal.SIGKILL
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert still_running(processes, 30) == []
     assert (data / "mesh.json").exists()
     up = Up(data, "--listen", "127.0.0.1:0").ready()
     assert up.end() == 0

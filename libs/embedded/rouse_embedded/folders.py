@@ -10,7 +10,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the machine's tmpfs is what is 
 TAG = "ROUSE_MESH"
 SHORT_PATH = 40
 END_TIMEOUT_S = 10.0
+POLL_S = 0.02
 TRACE_BYTES = 256 << 20
 TRACE_FILES = 1000
 
@@ -64,7 +66,7 @@ def claimed(data_dir: Path, memory_bytes: int) -> Iterator[Folders]:
     data = data_dir.expanduser().absolute()
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _lock(data / "lock"):
-        key = hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:8]
+        key = mesh_key(data)
         end_leftovers(key)
         for old in leftovers(data, key):
             shutil.rmtree(old)
@@ -81,6 +83,11 @@ def claimed(data_dir: Path, memory_bytes: int) -> Iterator[Folders]:
         finally:
             shutil.rmtree(memory)
             shutil.rmtree(runtime)
+
+
+def mesh_key(data: Path) -> str:
+    """Names a data folder among the machine's meshes."""
+    return hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:8]
 
 
 @contextlib.contextmanager
@@ -132,8 +139,27 @@ def end_leftovers(key: str) -> None:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended a moment ago
                 process.send_signal(number)
-        _, processes = psutil.wait_procs(processes, END_TIMEOUT_S)
-        processes = [process for process in processes if process.status() != psutil.STATUS_ZOMBIE]
+        processes = still_running(processes, END_TIMEOUT_S)
+
+
+def still_running(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Waits until processes end; returns those that have not after `timeout_s`.
+
+    A zombie has ended: where nobody collects orphans, as in many containers, it stays for good.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        processes = [process for process in processes if _runs(process)]
+        if not processes or time.monotonic() > deadline:
+            return processes
+        time.sleep(POLL_S)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def prune_traces(folder: Path, *, max_bytes: int = TRACE_BYTES, max_files: int = TRACE_FILES) -> None:

@@ -81,6 +81,7 @@ class EmbeddedMesh:
         self._stack = contextlib.AsyncExitStack()
         self._processes: dict[str, Supervised] = {}
         self._failure: MeshError | None = None
+        self._stopping = False
         self._at_once = False
         # Processes that outlived those that should have ended them; empty unless there is a fault.
         self.leaked: list[str] = []
@@ -194,6 +195,7 @@ class EmbeddedMesh:
             tasks.create_task(process.run(), name=spec.name)
 
     async def _stop(self, folders: Folders) -> None:
+        self._stopping = True
         (folders.data / MESH_FILE).unlink(missing_ok=True)
         by_rank: dict[int, list[Supervised]] = {}
         for process in self._processes.values():
@@ -238,6 +240,8 @@ class EmbeddedMesh:
 
     def _write_state(self) -> None:
         """Keeps `mesh.json` true: where everything is, for the command line; no secret is in it."""
+        if self._stopping:
+            return
         info = self.info
         devices = [vars(device) for device in info.options.parsed_devices()]
         state = {

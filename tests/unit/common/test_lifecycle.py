@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rouse_embedded.folders import still_running
+
 SERVICE = """
 import asyncio, sys
 from rouse_common.config import ConfigError, ServiceConfig
@@ -110,8 +112,7 @@ def test_it_ends_with_the_parent_that_it_was_told_of(start: Start, tmp_path: Pat
     service = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.communicate()
-    gone, alive = psutil.wait_procs([service], timeout=20)
-    assert gone or alive[0].status() == psutil.STATUS_ZOMBIE
+    assert still_running([service], 20) == []
 
 
 def test_it_does_not_start_for_a_parent_that_is_gone(start: Start) -> None:
