@@ -99,9 +99,6 @@ class GatewayApp:
         await bus.subscribe(subjects.ROUTING, feed.receive, max_pending=MAX_PENDING_TABLES)
         bus.on_reconnect(feed.refresh)
 
-        async def prune() -> None:
-            await nodes.prune(set(routes.table.addresses.values()))
-
         async def serve_when_loaded() -> None:
             await routes.loaded.wait()
             await server.set_serving(True)
@@ -109,7 +106,7 @@ class GatewayApp:
         await server.start()
         try:
             background = [
-                tasks.create_task(feed.run(prune)),
+                tasks.create_task(feed.run(lambda: nodes.prune(set(routes.table.addresses.values())))),
                 tasks.create_task(windows.run()),
                 tasks.create_task(serve_when_loaded()),
             ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ snapshots = candidates.flatmap(
 states = st.builds(State, turn=st.integers(0, 1000))
 
 
-def choose(*nodes: Candidate, **fields: object) -> Decision:
+def choose(*nodes: Candidate, **fields: Any) -> Decision:
     return decide(Snapshot(nodes, **fields), State(), DEFAULTS, 0.0)[0]
 
 
