@@ -129,3 +129,26 @@ class RepositoryClient:
 
 def header(digest: str, size: int) -> repository.PutBlobRequest:
     return repository.PutBlobRequest(header=repository.PutBlobRequest.Header(digest=digest, size_bytes=size))
+
+
+# ---- Small artefacts -----------------------------------------------------------------------------
+
+WEIGHTS = safetensors({"a": ("F32", [3], bytes(12)), "b": ("U8", [5], b"hello")})
+CONFIG = json.dumps(
+    {"architectures": ["ResNetForImageClassification"], "model_type": "resnet", "num_channels": 3,
+     "id2label": {str(n): f"label {n}" for n in range(10)}}
+).encode()  # fmt: skip
+MANIFEST = b"""
+name = "f"
+handler = "main:F"
+[[inputs]]
+name = "x"
+datatype = "FP32"
+shape = [-1]
+[[outputs]]
+name = "y"
+datatype = "FP32"
+shape = [-1]
+"""
+PACKAGE = {"rouse.toml": MANIFEST, "main.py": b"class F: pass\n", "pkg/__init__.py": b""}
+MODEL = {"config.json": CONFIG, "model.safetensors": WEIGHTS}

@@ -1,4 +1,8 @@
-"""The channels of jobs in JetStream: a stream, a bucket, and arrivals at barriers."""
+"""The channels of jobs in JetStream: a stream, a bucket, and arrivals at barriers.
+
+FSD-Inference, section III, with a subject a worker in the place of a queue a worker, and a bucket a job in the
+place of object storage; made before the workers start, as there.
+"""
 
 from __future__ import annotations
 
