@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from rouse_common.errors import FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted
+from rouse_common.errors import FailedPrecondition, Internal, InvalidArgument, PermissionDenied, ResourceExhausted
 from rouse_common.rpc import Channels, call
 from rouse_contracts import arrays, coordination, device
 from rouse_contracts.functions import TensorBatch
@@ -147,12 +148,24 @@ def identity(tmp_path: Path, name: str = "identity") -> Staged:
     return python(tmp_path, name, models.IDENTITY)
 
 
+async def attach(address: str, staged: Staged) -> None:
+    """Attaches the host copy as if it were a device's."""
+    channels = Channels(64 << 20)
+    try:
+        request = device.AttachRequest(
+            segment_path=staged.image_path, size_bytes=staged.version.weights_bytes, device="cpu0", lease_id="any"
+        )
+        await call(device.ExecutorServiceStub(channels.get(address)).Attach, request, timeout_s=TIMEOUT_S)
+    finally:
+        await channels.close()
+
+
 async def execute(address: str, x: list[float], timeout_s: float = TIMEOUT_S) -> list[float]:
     channels = Channels(64 << 20)
     try:
         stub = device.ExecutorServiceStub(channels.get(address))
         batch = arrays.to_batch({"x": np.array(x, dtype=np.float32)})
-        request = device.ExecuteRequest(lease_id="any", request_id="r", inputs=batch.SerializeToString())
+        request = device.ExecuteRequest(lease_id="any/1", request_id="r", inputs=batch.SerializeToString())
         answer = await call(stub.Execute, request, timeout_s=timeout_s)
         return list(arrays.from_batch(TensorBatch.FromString(answer.outputs))["y"])
     finally:
@@ -396,23 +409,30 @@ async def test_instances_are_bounded_and_their_ids_checked(tmp_path: Path, start
         await node.coordinator.run_instance("../i3", staged)
 
 
-async def test_memory_of_an_instance_is_limited(tmp_path: Path, start: Start) -> None:
-    staged = python(
-        tmp_path, "hungry", """
+@pytest.mark.parametrize("weights", [False, True])
+async def test_memory_of_an_instance_is_limited(tmp_path: Path, start: Start, weights: bool) -> None:
+    code = """
         import numpy
         class Function:
             def predict(self, inputs):
                 return {"y": numpy.ones(int(inputs["x"][0]), dtype=numpy.float32)[:1]}
-        """)  # fmt: skip
-    staged.version.spec.resources.host_memory_limit_bytes = 512 << 20
+        """
+    staged = python(tmp_path, "hungry", code)
+    if weights:
+        folder = models.write_linear(tmp_path / "other", "other", 1024, seed=1)
+        shutil.copy(folder / "weights.safetensors", staged.folder)
+        staged = python(tmp_path, "hungry", code)
+    staged.version.spec.resources.host_memory_limit_bytes = 64 << 20
     node = await start(staged)
     await node.coordinator.run_instance("i1", staged)
     await node.until_state("i1", "READY")
-    address = node.gpu_server.executors[0].address
-    assert await execute(address, [1000]) == [1]
-    with pytest.raises(Exception, match="MemoryError"):
-        await execute(address, [float(1 << 28)])
-    assert await execute(address, [1000]) == [1]
+    executor = node.gpu_server.executors[0]
+    if weights:
+        await attach(executor.address, staged)
+    assert await execute(executor.address, [float(10 << 20)]) == [1]
+    with pytest.raises(Internal, match="MemoryError"):
+        await execute(executor.address, [float(1 << 27)])
+    assert await execute(executor.address, [float(10 << 20)]) == [1]
 
 
 async def test_restarted_neighbours_are_found_again(tmp_path: Path, start: Start) -> None:

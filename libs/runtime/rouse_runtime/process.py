@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
+import importlib
 import logging
 import os
 import resource
@@ -21,11 +22,13 @@ from rouse_common.config import ConfigError
 from rouse_common.lifecycle import die_with_parent
 from rouse_common.rpc import Channels, RpcServer, call
 from rouse_contracts import coordination, device
+from rouse_contracts.functions import ArtefactFormat
 from rouse_runtime import output
 from rouse_runtime.config import InstanceConfig, read
 from rouse_runtime.executor import Executor
 from rouse_runtime.failures import LoadError, describe
 from rouse_runtime.handlers import Handler, Source, load_handler
+from rouse_runtime.limits import limit_memory
 from rouse_runtime.service import ExecutorServicer
 from rouse_runtime.watchdog import Watchdog
 from rouse_runtime.weights import WeightsRange
@@ -115,7 +118,7 @@ class Instance:
         loop = asyncio.get_running_loop()
         prepared = loop.run_in_executor(self._worker, self._prepare)
         request = coordination.GetAssignmentRequest(instance_id=self._config.id, token=self._config.token)
-        assignment = await call(stub.GetAssignment, request, timeout_s=ASSIGNMENT_TIMEOUT_S)
+        assignment = await call(stub.GetAssignment, request, timeout_s=ASSIGNMENT_TIMEOUT_S, wait_for_ready=True)
         await prepared
         result = await loop.run_in_executor(self._worker, self._load, assignment)
         load_ms = (time.perf_counter() - started) * 1000
@@ -143,7 +146,7 @@ class Instance:
             error=error,
             load_ms=load_ms,
         )
-        await call(stub.ReportLoaded, report, timeout_s=REPORT_TIMEOUT_S)
+        await call(stub.ReportLoaded, report, timeout_s=REPORT_TIMEOUT_S, wait_for_ready=True)
 
     def _executor(self, loaded: Loaded) -> Executor:
         return Executor(
@@ -163,9 +166,15 @@ class Instance:
     def _prepare(self) -> None:
         """Imports what is needed anyway, while the artefact is being staged."""
         if self._config.format == "HUGGING_FACE":
-            from rouse_runtime.handlers import huggingface
+            importlib.import_module("rouse_runtime.handlers.huggingface").prepare()
 
-            huggingface.prepare()
+    def _import_for(self, assignment: coordination.GetAssignmentResponse) -> None:
+        """Imports the libraries that Rouse itself needs for a function."""
+        importlib.import_module("rouse_runtime.arrays")
+        if assignment.artefact.layout.image_bytes:
+            importlib.import_module("torch")
+        if assignment.version.format == ArtefactFormat.ARTEFACT_FORMAT_HUGGING_FACE:
+            importlib.import_module("rouse_runtime.handlers.huggingface").prepare()
 
     def _load(self, assignment: coordination.GetAssignmentResponse) -> Loaded | str:
         """The loaded function, or in one line why it cannot be loaded."""
@@ -174,6 +183,8 @@ class Instance:
             weights = WeightsRange(assignment.artefact.layout.image_bytes)
             if weights.image_bytes:
                 weights.map_private(assignment.image_path)
+            self._import_for(assignment)
+            limit_memory(assignment.version.spec.resources.host_memory_limit_bytes)
             handler = load_handler(Source(assignment.version, assignment.artefact, Path(folder), weights))
             written = weights.written_bytes()
             if written:

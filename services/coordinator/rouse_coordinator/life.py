@@ -22,7 +22,6 @@ from rouse_coordinator.adapters.process import (
     Launch,
     Launcher,
     explain,
-    limit_memory,
 )
 from rouse_coordinator.config import CoordinatorConfig
 from rouse_coordinator.lines import LinePump
@@ -131,7 +130,6 @@ class Living:
             process = starting.result()
         except OSError as error:
             raise NotLoaded(f"the machine does not start a process: {error.strerror}") from error
-        limit_memory(process.pid, life.version.spec.resources.host_memory_limit_bytes, life.version.weights_bytes)
         self._registry.move(instance_id, Event.SPAWNED, "loading", pid=process.pid)
         return process
 

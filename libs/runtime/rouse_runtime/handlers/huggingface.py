@@ -67,7 +67,8 @@ class HuggingFaceHandler:
         unknown = [name for name in declared if name not in self._inputs] if self._inputs else []
         if unknown:
             raise LoadError(
-                f"{cls.__name__} takes no input {shorten(unknown)}; it takes {shorten(sorted(self._inputs))}"
+                f"{cls.__name__} takes no input {shorten(unknown)}; declare [[inputs]] in rouse.toml out of "
+                f"{', '.join(sorted(self._inputs))}"
             )
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Mapping[str, Any]:

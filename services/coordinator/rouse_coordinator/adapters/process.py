@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -189,18 +188,6 @@ class Launcher:
         )
         assert process.stdout is not None
         return InstanceProcess(process.pid, exit_of(process), process.stdout, pump, socket)
-
-
-def limit_memory(pid: int, limit_bytes: int, weights_bytes: int) -> None:
-    """Limits what a process may allocate to `limit_bytes`; 0 is no limit.
-
-    Weights are mapped into the process while it loads and counted by the kernel then, so they come on top; the
-    device's copy is not the process's own. A process that is gone already is left alone.
-    """
-    if limit_bytes:
-        total = limit_bytes + weights_bytes
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_DATA, (total, total))
 
 
 def explain(code: int, last_lines: Sequence[str]) -> str:
