@@ -24,7 +24,7 @@ TASK_OWNERS = {
     "libs/cache/rouse_cache/windows.py": "redis-py can lose a cancellation: the command is waited for to its end",
     "libs/runtime/rouse_runtime/executor.py": "a mapping is changed to its end, whoever is cancelled",
     "libs/runtime/rouse_runtime/process.py": "serving and stopping are raced, and the loser is cancelled",
-    "services/comm-broker/rouse_comm_broker/registry.py": "work and the end of its job are raced; the loser is cancelled",
+    "services/comm-broker/rouse_comm_broker/registry.py": "work and the job's end are raced; the loser is cancelled",
     "services/coordinator/rouse_coordinator/adapters/process.py": "a process's lines are read until it has ended",
     "services/coordinator/rouse_coordinator/adapters/templates.py": "a process's lines are read until it has ended",
     "services/coordinator/rouse_coordinator/life.py": "staging, loading and the end of a process are raced",
@@ -157,8 +157,8 @@ def test_tasks_belong_to_a_group() -> None:
             if source.name not in TASK_OWNERS:
                 bad.append(f"{source.at(call)} {called}")
     assert not bad, (
-        "start it in an asyncio.TaskGroup, so that it cannot get lost or fail unseen; where it is awaited in any case by "
-        "what starts it, say so in TASK_OWNERS:\n" + "\n".join(bad)
+        "start it in an asyncio.TaskGroup, so that it cannot get lost or fail unseen; where its starter awaits it in "
+        "any case, say so in TASK_OWNERS:\n" + "\n".join(bad)
     )
     assert set(TASK_OWNERS) <= present, f"take {set(TASK_OWNERS) - present} out of TASK_OWNERS"
 
