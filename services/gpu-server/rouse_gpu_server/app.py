@@ -73,19 +73,24 @@ class GpuServer:
             )
         return devices
 
-    def _check_room(self, host_used_bytes: int) -> None:
+    def _images(self) -> Images:
+        """The host tier's folder, once it is known that devices and host copies fit beside each other."""
+        images = Images(self._memory / "host")
         sizes = {spec.name: spec.capacity_bytes for spec in self._config.devices}
-        memory_dir.check_room(self._memory, sizes, self._config.host_bytes, host_used_bytes)
+        memory_dir.check_room(self._memory, sizes, self._config.host_bytes, images.used_bytes())
+        return images
 
     async def _run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
         config = self._config
         pool = Pool(await asyncio.to_thread(self._devices), WaitingList(config.max_waiting))
+        images = await asyncio.to_thread(self._images)
         channels = Channels(config.max_message_mib << 20)
         swap_threads = ThreadPoolExecutor(SWAP_THREADS_PER_DEVICE * len(pool.devices), "swap")
         stage_threads = ThreadPoolExecutor(STAGE_THREADS, "stage")
         try:
             async with asyncio.TaskGroup() as group:
-                await self._serve(pool, channels, Background(group), (swap_threads, stage_threads), ready, stopping)
+                background = Background(group)
+                await self._serve(pool, images, channels, background, (swap_threads, stage_threads), ready, stopping)
         finally:
             await channels.close()
             for threads in (swap_threads, stage_threads):
@@ -96,6 +101,7 @@ class GpuServer:
     async def _serve(
         self,
         pool: Pool,
+        images: Images,
         channels: Channels,
         background: Background,
         threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
@@ -106,10 +112,8 @@ class GpuServer:
         repository = RepositoryClient(channels, config.model_repository)
         coordinator = CoordinatorClient(channels, config.coordinator)
         limits = TierLimits(config.host_bytes, config.cache_bytes, config.stage_limit_s)
-        images = Images(self._memory / "host")
         stager = Stager(pool, repository, Disk(self._cache), images, background, wakeup, clock, threads[1], limits)
         await stager.recover()
-        await asyncio.to_thread(self._check_room, stager.host_used_bytes)
         attachments = Attachments(
             pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
             Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads),

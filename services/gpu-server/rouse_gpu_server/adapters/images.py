@@ -49,6 +49,10 @@ class Images:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
+    def used_bytes(self) -> int:
+        """Memory that the files take, whole or not."""
+        return sum(path.stat().st_blocks * 512 for path in self._folder.iterdir())
+
     def path(self, digest: str) -> Path:
         return self._folder / f"{digest}{SUFFIX}"
 

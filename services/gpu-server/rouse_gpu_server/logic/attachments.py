@@ -140,6 +140,7 @@ class Attachments:
             LOG.warning("cannot have instance %s ended, trying again: %s", executor.instance_id, error)
             return
         executor.condemned = True
+        self._wakeup.kick()
         metrics.EXECUTORS_ENDED.labels("stuck" if executor.refusals < MAX_REFUSALS else "refused").inc()
         LOG.warning("ended instance=%s version=%s reason=%s", executor.instance_id, executor.version_id, why)
 

@@ -73,7 +73,7 @@ class Dispatcher:
     def _refuse_without_executors(self) -> None:
         for version_id in self._pool.waiting.versions():
             model = self._pool.models.get(version_id)
-            if model is not None and not model.dropping and self._pool.executors_of(version_id):
+            if model is not None and not model.dropping and self._pool.serves(version_id):
                 continue
             for waiter in self._pool.waiting.of(version_id):
                 self._pool.waiting.remove(waiter)

@@ -85,7 +85,7 @@ class Leasing:
             raise self._stopping
         model = self._pool.models.get(version_id)
         if self._pool.synced:
-            if model is None or model.dropping or not self._pool.executors_of(version_id):
+            if model is None or model.dropping or not self._pool.serves(version_id):
                 raise self._refused("no_executor", no_executor(version_id))
             self._check_size(model)
         if self._pool.waiting.full:

@@ -33,6 +33,10 @@ class Pool:
     def executors_of(self, version_id: str) -> list[Executor]:
         return [e for e in self.executors.values() if e.version_id == version_id and e.alive]
 
+    def serves(self, version_id: str) -> bool:
+        """Whether an executor takes requests of the version, now or once it is free."""
+        return any(not e.condemned for e in self.executors_of(version_id))
+
     def holders(self, resident: Resident) -> list[Executor]:
         """Executors that may have the resident's memory mapped."""
         return [e for e in self.executors.values() if e.attached is resident]
