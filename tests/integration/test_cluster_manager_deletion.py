@@ -99,9 +99,20 @@ async def test_functions_that_share_an_artefact_can_be_deleted_at_once(plane: Co
     before = row_counts(postgres_url)
     names = [f"f{i}" for i in range(5)]
     await asyncio.gather(*(plane.deploy(name, "shared") for name in names))
-    await asyncio.gather(*(plane.delete(name) for name in names), plane.delete("f0"))
+    await asyncio.gather(*(plane.delete(name) for name in names))
     assert row_counts(postgres_url) == before
     assert digest_of("shared") in plane.repository.deleted
+
+
+async def test_deleting_one_function_from_two_sides_is_one_deletion(plane: ControlPlane) -> None:
+    node = await registered(plane)
+    await plane.run_instance(await plane.deploy("f"), node)
+    outcomes = await asyncio.gather(*(plane.delete("f") for _ in range(4)), return_exceptions=True)
+    # Whoever comes after it has ended hears that there is no such function.
+    assert None in outcomes
+    assert all(outcome is None or isinstance(outcome, NotFound) for outcome in outcomes), outcomes
+    assert len(node.stopped) == 1
+    assert await gone(plane, "f")
 
 
 async def test_a_function_disappears_from_routing_before_it_is_gone(plane: ControlPlane) -> None:
@@ -167,7 +178,7 @@ async def test_a_deletion_goes_on_after_a_restart(plane: ControlPlane, postgres_
 
 
 async def test_a_lost_node_does_not_block_a_deletion_and_gives_back_when_it_returns(postgres_url: str) -> None:
-    async with control_plane(postgres_url, NO_NATS, heartbeat_ms=100, node_lost_ms=700) as plane:
+    async with control_plane(postgres_url, NO_NATS, heartbeat_ms=100, node_lost_ms=2000) as plane:
         node = await registered(plane)
         before = row_counts(postgres_url)
         version, reborn = await plane.deploy("f"), await plane.deploy("g", "also")
@@ -188,7 +199,7 @@ async def test_a_lost_node_does_not_block_a_deletion_and_gives_back_when_it_retu
             return set(node.dropped)
 
         wanted = {(version.version_id, digest_of("f")), (reborn.version_id, "")}
-        await plane.becomes(dropped, lambda got: got == wanted)
+        await plane.becomes(dropped, lambda got: got >= wanted)
 
         async def left() -> dict[str, int]:
             await plane.beat(node)

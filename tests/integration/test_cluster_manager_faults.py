@@ -206,7 +206,7 @@ async def test_changes_are_published_also_those_while_nats_was_away(postgres_url
 
 
 async def test_generations_rise_over_restarts_and_state_survives(postgres_url: str) -> None:
-    async with control_plane(postgres_url, NO_NATS, heartbeat_ms=100, node_lost_ms=1000) as plane:
+    async with control_plane(postgres_url, NO_NATS, heartbeat_ms=100, node_lost_ms=2000) as plane:
         node, silent = await plane.node("n0"), await plane.node("n1")
         for each in (node, silent):
             await plane.register(each)

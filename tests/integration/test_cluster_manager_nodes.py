@@ -22,7 +22,7 @@ def no_nats() -> str:
 
 @pytest.fixture
 async def plane(postgres_url: str, no_nats: str) -> AsyncIterator[ControlPlane]:
-    async with control_plane(postgres_url, no_nats, heartbeat_ms=100, node_lost_ms=500) as plane:
+    async with control_plane(postgres_url, no_nats, heartbeat_ms=100, node_lost_ms=1500) as plane:
         yield plane
 
 
@@ -201,7 +201,7 @@ async def test_bad_reports_are_refused(patient: ControlPlane) -> None:
 
 async def test_nodes_that_stay_away_are_forgotten(postgres_url: str, no_nats: str, monkeypatch) -> None:
     monkeypatch.setattr("rouse_cluster_manager.app.PRUNE_S", 0.1)
-    settings = {"heartbeat_ms": 100, "node_lost_ms": 800, "forget_node_s": 1.0}
+    settings = {"heartbeat_ms": 100, "node_lost_ms": 1500, "forget_node_s": 1.0}
     async with control_plane(postgres_url, no_nats, **settings) as plane:
         node = await registered(plane)
         await plane.run_instance(await plane.deploy("f"), node)

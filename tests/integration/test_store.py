@@ -132,7 +132,6 @@ async def test_deleting_a_function_takes_everything_but_the_ledgers(database: Da
         condemned = unit.functions.condemn_artefacts(function_id)
         assert condemned == [DIGEST]
         unit.functions.remove(function_id)
-        unit.functions.remove_condemned(condemned)
 
     await database.run(remove)
     for table in ("functions", "versions", "artefacts", "instances", "placements"):

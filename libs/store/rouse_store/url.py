@@ -11,6 +11,10 @@ CONNECT_TIMEOUT_S = 3
 STATEMENT_TIMEOUT_MS = 10_000
 LOCK_TIMEOUT_MS = 5_000
 IDLE_IN_TRANSACTION_MS = 15_000
+KEEPALIVE_IDLE_S = 5
+KEEPALIVE_INTERVAL_S = 2
+KEEPALIVE_COUNT = 3
+USER_TIMEOUT_MS = 10_000
 DRIVERS = ("postgres", "postgresql", "postgresql+psycopg2")
 
 
@@ -32,13 +36,17 @@ def connect_args(application: str, *, statement_ms: int = STATEMENT_TIMEOUT_MS) 
         "lock_timeout": LOCK_TIMEOUT_MS,
         "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_MS,
         "timezone": "UTC",
+        # The server notices a client that is gone too, and gives its locks free.
+        "tcp_keepalives_idle": KEEPALIVE_IDLE_S,
+        "tcp_keepalives_interval": KEEPALIVE_INTERVAL_S,
+        "tcp_keepalives_count": KEEPALIVE_COUNT,
     }
     return {
         "connect_timeout": CONNECT_TIMEOUT_S,
         "application_name": application,
         "options": " ".join(f"-c {key}={value}" for key, value in limits.items()),
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 10_000,
+        "keepalives_idle": KEEPALIVE_IDLE_S,
+        "keepalives_interval": KEEPALIVE_INTERVAL_S,
+        "keepalives_count": KEEPALIVE_COUNT,
+        "tcp_user_timeout": USER_TIMEOUT_MS,
     }

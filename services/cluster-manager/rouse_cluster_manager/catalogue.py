@@ -13,7 +13,7 @@ from rouse_cluster_manager.fleet import Fleet
 from rouse_cluster_manager.locks import KeyedLocks
 from rouse_cluster_manager.state import at, function_state
 from rouse_common.clock import Clock
-from rouse_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from rouse_common.errors import FailedPrecondition, InvalidArgument, NotFound, RouseError
 from rouse_contracts import cluster, functions, repository
 from rouse_policy import placement
 from rouse_store import Database, Unit
@@ -47,9 +47,24 @@ class Catalogue:
             )
         async with self._locks.hold(digest):
             artefact = await self._neighbours.artefact(digest)
-            full = specs.effective(spec, artefact)
-            reports, now = self._fleet.reports(), self._clock.now()
-            return await self._database.run(lambda unit: _create_version(unit, full, artefact, reports, now))
+            try:
+                full = specs.effective(spec, artefact)
+                reports, now = self._fleet.reports(), self._clock.now()
+                return await self._database.run(lambda unit: _create_version(unit, full, artefact, reports, now))
+            except (InvalidArgument, FailedPrecondition) as error:
+                if error.retry_after_s is None:  # refused for good
+                    await self._give_back(digest)
+                raise
+
+    async def _give_back(self, digest: str) -> None:
+        """Deletes an artefact that was made for a version which is refused, unless another version uses it."""
+        if await self._database.run(lambda unit: unit.functions.sharing_artefact(digest)):
+            return
+        try:
+            await self._neighbours.delete_artefact(digest)
+        except RouseError as error:
+            # The refusal is what the caller has to hear.
+            LOG.warning("artefact of a refused version stays artefact=%s reason=%s", digest, error)
 
     async def get(self, name: str) -> cluster.GetFunctionResponse:
         """Everything about one function. Raises NotFound FUNCTION_NOT_FOUND."""

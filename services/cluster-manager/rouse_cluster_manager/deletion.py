@@ -44,6 +44,7 @@ class Plan:
 
 @dataclass
 class _Job:
+    name: str
     task: asyncio.Task[None]
     waiting_for: str = field(default="its turn")
 
@@ -74,7 +75,7 @@ class Deletions:
         """
         now = self._clock.now()
         function_id = await self._database.run(lambda unit: _begin(unit, name, now))
-        job = self._start(function_id)
+        job = self._start(function_id, name)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(job.task)
@@ -87,7 +88,7 @@ class Deletions:
     async def resume(self) -> None:
         """Takes up deletions that an earlier run of this process began."""
         for function in await self._database.run(lambda unit: unit.functions.deleting()):
-            self._start(function.function_id)
+            self._start(function.function_id, function.name)
 
     async def carry_out_drops(self) -> None:
         """Has nodes that are back give back what they were told to while they were away."""
@@ -104,10 +105,12 @@ class Deletions:
         """What is under way."""
         return [job.task for job in self._jobs.values()]
 
-    def _start(self, function_id: str) -> _Job:
+    def _start(self, function_id: str, name: str) -> _Job:
         job = self._jobs.get(function_id)
         if job is None:
-            job = self._jobs[function_id] = _Job(self._tasks.create_task(self._finish(function_id)))
+            job = self._jobs[function_id] = _Job(
+                name, self._tasks.create_task(self._finish(function_id), name=f"delete {name}")
+            )
         return job
 
     async def _finish(self, function_id: str) -> None:
@@ -120,7 +123,7 @@ class Deletions:
                 except RouseError as error:
                     job = self._jobs[function_id]
                     if job.waiting_for != error.message:
-                        LOG.warning("deletion waits function_id=%s reason=%s", function_id, error)
+                        LOG.warning("deletion waits function=%s reason=%s", job.name, error)
                     job.waiting_for = error.message
                 await asyncio.sleep(retry_s)
                 retry_s = min(MAX_RETRY_S, retry_s * 2)
@@ -217,6 +220,5 @@ def _order_drops(unit: Unit, plan: Plan, time: float) -> tuple[list[NodeDrop], d
 
 def _remove(unit: Unit, function_id: str, plan: Plan, time: float) -> None:
     unit.functions.remove(function_id)
-    unit.functions.remove_condemned(plan.condemned)
     unit.routing_changed = True
     unit.record(at(time), "function.deleted", plan.name, f"{len(plan.versions)} versions and all that was theirs")

@@ -39,11 +39,9 @@ def snapshot(unit: Unit, version: Version, reports: Reports, working_memory_byte
         report = reports.get(node.node_id)
         if report is not None:
             states = [(entry.version_id, entry.state) for entry in report.residency if entry.version_id in sharing]
-            on_host = _on_host(report, unit)
         else:
             states = [(p.version_id, p.state) for p in written if p.node_id == node.node_id]
-            on_host = set()
-        pending = sum(size for digest, size in coming.get(node.node_id, {}).items() if digest not in on_host)
+        pending = _pending_bytes(unit, report, coming.get(node.node_id, {}))
         base = _view(node, report)
         counts = live.get(node.node_id, {})
         views.append(
@@ -68,10 +66,13 @@ def snapshot(unit: Unit, version: Version, reports: Reports, working_memory_byte
     )
 
 
-def _on_host(report: cluster.NodeReport, unit: Unit) -> set[str]:
-    """Digests of the artefacts whose host copy a report already counts."""
+def _pending_bytes(unit: Unit, report: cluster.NodeReport | None, coming: Mapping[str, int]) -> int:
+    """Host memory that starts under way will take and that the node's report does not count yet."""
+    if not coming or report is None:
+        return sum(coming.values())
     staged = {entry.version_id for entry in report.residency if TIERS.get(entry.state, Tier.ABSENT) >= Tier.HOST}
-    return set(unit.functions.known_versions(staged).values())
+    counted = set(unit.functions.known_versions(staged).values())
+    return sum(size for digest, size in coming.items() if digest not in counted)
 
 
 def _view(node: Node, report: cluster.NodeReport | None) -> NodeView:

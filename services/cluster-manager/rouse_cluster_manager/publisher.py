@@ -79,7 +79,7 @@ class RoutingPublisher:
         fresh = await self._read()
         metrics.ROUTING_BUILD.observe(time.perf_counter() - started)
         self._built = changes
-        if self._table is not None and _same(self._table, fresh):
+        if self._table is not None and await asyncio.to_thread(_same, self._table, fresh):
             return
         self._table = fresh
         metrics.ROUTING_GENERATION.set(fresh.generation)
@@ -120,7 +120,7 @@ class RoutingPublisher:
     async def _publish(self, table: cluster.RoutingTable) -> None:
         if table.generation == self._published:
             return
-        data = table.SerializeToString()
+        data = await asyncio.to_thread(table.SerializeToString)
         metrics.ROUTING_BYTES.set(len(data))
         # Too large for a message: an empty one says that there is something to fetch.
         await self._bus.publish(subjects.ROUTING, data if len(data) <= self._bus.max_payload else b"")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -111,12 +111,7 @@ class Functions:
 
         Once marked, no new version can use them (see `store_artefact`).
         """
-        own = select(Version.artefact_digest).where(Version.function_id == function_id)
-        list(
-            self._session.scalars(
-                select(Artefact.digest).where(Artefact.digest.in_(own)).order_by(Artefact.digest).with_for_update()
-            )
-        )
+        own = self._lock_artefacts(function_id)
         other, user = aliased(Version), aliased(Function)
         in_use = exists(
             select(1)
@@ -131,13 +126,18 @@ class Functions:
         return sorted(found)
 
     def remove(self, function_id: str) -> None:
-        """Deletes a function with its versions, instances and placements."""
+        """Deletes a function with its versions, instances and placements, and those of its artefacts that are
+        marked and that no version refers to any more."""
+        # Locked before the versions go: of two functions that share an artefact the later one sees it unused.
+        digests = self._lock_artefacts(function_id)
         self._session.execute(delete(Function).where(Function.function_id == function_id))
-
-    def remove_condemned(self, digests: Iterable[str]) -> None:
-        """Deletes artefacts that are marked and that no version refers to."""
         used = exists(select(1).where(Version.artefact_digest == Artefact.digest))
-        self._session.execute(delete(Artefact).where(Artefact.digest.in_(list(digests)), Artefact.deleting, ~used))
+        self._session.execute(delete(Artefact).where(Artefact.digest.in_(digests), Artefact.deleting, ~used))
+
+    def _lock_artefacts(self, function_id: str) -> list[str]:
+        own = select(Version.artefact_digest).where(Version.function_id == function_id)
+        query = select(Artefact.digest).where(Artefact.digest.in_(own)).order_by(Artefact.digest).with_for_update()
+        return list(self._session.scalars(query))
 
     def usable_artefacts(self, digests: Collection[str]) -> set[str]:
         """Those of some digests that functions outside of deletion use."""
