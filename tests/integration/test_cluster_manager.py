@@ -97,6 +97,7 @@ async def test_what_cannot_be_deployed_is_refused_and_leaves_nothing(plane: Cont
     )  # fmt: skip
     for words in ("gpu0 of node n0", "100.0 MiB", "99.0 MiB", "2.0 MiB"):
         assert words in error.message
+    assert digest_of("huge") not in plane.repository.artefacts
     plane.repository.away = True
     await refused(plane.deploy("f"), Unavailable, "REPOSITORY_AWAY")
     await refused(plane.function("f"), NotFound, "FUNCTION_NOT_FOUND")
