@@ -1,0 +1,45 @@
+"""The list of those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rouse_gpu_server.state.waiting import Waiter, WaitingList
+
+
+def enter(waiting: WaitingList, version: str) -> Waiter:
+    waiter = Waiter(
+        ticket=waiting.next_ticket(), version_id=version, request_id="r", acquire_id=f"{version}-a", owner="o",
+        incarnation="1", arrived=0.0, deadline=9.0, arrived_at=0.0, outcome=asyncio.get_running_loop().create_future(),
+    )  # fmt: skip
+    waiting.add(waiter)
+    return waiter
+
+
+async def test_heads_are_the_oldest_of_each_version_in_the_order_of_arrival() -> None:
+    waiting = WaitingList(10)
+    first, other, second, third = (enter(waiting, v) for v in "abaa")
+    assert waiting.heads({"a": 1}) == [first, other, second]
+    assert waiting.heads({}) == [first, other]
+    assert list(waiting.of("a")) == [first, second, third]
+
+
+async def test_who_is_put_back_gets_the_old_place() -> None:
+    waiting = WaitingList(10)
+    first, second = enter(waiting, "a"), enter(waiting, "a")
+    waiting.remove(first)
+    assert waiting.heads({}) == [second]
+    waiting.put_back(first)
+    assert waiting.heads({}) == [first]
+
+
+async def test_it_is_bounded_and_removing_twice_is_no_error() -> None:
+    waiting = WaitingList(2)
+    first, second = enter(waiting, "a"), enter(waiting, "b")
+    assert waiting.full
+    for _ in range(2):
+        waiting.remove(first)
+    assert not waiting.full
+    assert waiting.versions() == ["b"]
+    assert waiting.find("b-a") is second
+    assert waiting.find("a-a") is None
