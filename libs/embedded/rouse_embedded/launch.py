@@ -54,14 +54,22 @@ def main() -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         if user >= 0:
-            become(libc, user)
+            try:
+                become(libc, user)
+            except OSError as error:
+                print(
+                    f"root cannot become user {user} here: {error}; {program[0]} refuses to run as root. Grant the "
+                    "capabilities SETUID, SETGID, DAC_OVERRIDE and DAC_READ_SEARCH, or run the mesh as another user",
+                    file=sys.stderr,
+                )
+                return FAILED
         # Only now: changing the user clears it.
         _check(libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "asking to end with the parent")
         if os.getppid() != parent:
             return 0  # it died before we asked
         os.execv(program[0], program)  # noqa: S606 - that is what this script is for
     except OSError as error:
-        print(f"cannot start {program[0]} as user {user if user >= 0 else os.geteuid()}: {error}", file=sys.stderr)
+        print(f"cannot start {program[0]}: {error}", file=sys.stderr)
     return FAILED
 
 

@@ -235,7 +235,9 @@ class EmbeddedMesh:
         self._notify(Restarting(name, restart.reason, restart.delay_s))
 
     def _given_up(self, name: str, reason: str) -> None:
-        said = " | ".join(line.text for line in list(self._processes[name].last_lines)[-3:]) or "it said nothing"
+        # One that failed five times says the same five times.
+        texts = list(dict.fromkeys(line.text.strip() for line in self._processes[name].last_lines))
+        said = " | ".join(texts[-3:]) or "it said nothing"
         self._failure = MeshError(f"{name} {reason}: {said} (log: {self._log})")
 
     def _write_state(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -17,6 +18,7 @@ import pytest
 
 from rouse_embedded.folders import still_running
 from rouse_embedded.stores import Nats, Postgres, Redis, Store, StoreError
+from rouse_embedded.stores.base import LAUNCH
 
 
 def sql(url: str, statement: str) -> list[tuple[object, ...]]:
@@ -127,6 +129,19 @@ def test_a_store_ends_with_a_killed_parent(kind: type[Store], tmp_path: Path) ->
     parent.wait()
     parent.stdout.close()
     assert still_running([store], 20) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_root_that_may_not_become_another_user_is_told_what_to_do() -> None:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("setpriv, which takes the capability away, is not installed")
+    program = [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid()), "15", "65534", "--", "/bin/true"]
+    assert subprocess.run(program, check=False).returncode == 0
+    done = subprocess.run([setpriv, "--bounding-set=-setuid", *program], capture_output=True, text=True, check=False)
+    assert done.returncode == 126
+    assert "run the mesh as another user" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_store_that_cannot_start_says_why(tmp_path: Path) -> None:
