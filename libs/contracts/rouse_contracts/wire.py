@@ -1,8 +1,8 @@
-"""Protobuf messages with one large field, taken apart and put together without copying it.
+"""Protobuf messages with large fields, taken apart and put together without copying it.
 
 A generated class copies a bytes field when it parses, again when the field is read, and again for every
-message that the bytes are put into. Here a message is split at its large field, which becomes a view of the
-received buffer; only the small rest is parsed, and an outgoing message is joined once from its parts.
+message that the bytes are put into. Here a message is split at its large fields: they become views of the
+received buffer, only the small rest is parsed, and an outgoing message is joined once from its parts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ MAX_VARINT_BYTES = 10
 
 def varint(value: int) -> bytes:
     """An unsigned number as it travels."""
+    if value < 0x80:
+        return bytes((value,))
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)
@@ -65,20 +67,31 @@ def fields(buffer: Buffer) -> Iterator[tuple[int, int, int, int, int]]:
         yield number, kind, start, value, position
 
 
-def split(buffer: Buffer, number: int) -> tuple[bytes, Buffer]:
-    """The message without its bytes field `number`, and a view of that field's value, the last one as in
-    protobuf itself; empty where the field is not there. Raises DecodeError."""
+def split(buffer: Buffer, number: int) -> tuple[Buffer, list[memoryview]]:
+    """The message without its length-delimited field `number`, and views of that field's values in their order.
+    Raises DecodeError."""
     view = memoryview(buffer)
-    found: Buffer = b""
+    values: list[memoryview] = []
     rest: list[memoryview] = []
     kept = 0
-    for field, kind, start, value, end in fields(buffer):
-        if field == number and kind == LENGTH_DELIMITED:
-            found = view[value:end]
-            rest.append(view[kept:start])
+    for found, kind, start, value, end in fields(buffer):
+        if found == number and kind == LENGTH_DELIMITED:
+            values.append(view[value:end])
+            if start > kept:
+                rest.append(view[kept:start])
             kept = end
-    rest.append(view[kept:])
-    return b"".join(rest), found
+    if not values:
+        return buffer, values
+    if kept < len(view):
+        rest.append(view[kept:])
+    return (rest[0] if len(rest) == 1 else b"".join(rest)), values
+
+
+def split_bytes(buffer: Buffer, number: int) -> tuple[bytes, Buffer]:
+    """The message without its bytes field `number`, and a view of that field's value, the last one as in
+    protobuf itself; empty where the field is not there. Raises DecodeError."""
+    rest, values = split(buffer, number)
+    return bytes(rest), values[-1] if values else b""
 
 
 def join(rest: bytes, number: int, value: Buffer) -> bytes:

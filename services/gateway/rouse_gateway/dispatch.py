@@ -15,6 +15,7 @@ from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded, Internal, NotFound, ResourceExhausted, RouseError, Unavailable
 from rouse_contracts import node
 from rouse_contracts.functions import Timings
+from rouse_contracts.wire import split
 from rouse_gateway import metrics, wire
 from rouse_gateway.adapters.nodes import Nodes, NotExecuted
 from rouse_gateway.checks import check_request
@@ -288,7 +289,7 @@ class Dispatcher:
 
     def _answer(self, trip: _Trip, node_id: str, answer: bytes) -> Answer:
         try:
-            rest, outputs = wire.split(answer, node.InferResponse.OUTPUTS_FIELD_NUMBER)
+            rest, outputs = split(answer, node.InferResponse.OUTPUTS_FIELD_NUMBER)
             response = node.InferResponse.FromString(bytes(rest))
             tensors = wire.parse_batch(outputs[-1]) if outputs else []
         except DecodeError as error:

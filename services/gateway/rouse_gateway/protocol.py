@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from rouse_common.errors import InvalidArgument, Unimplemented
 from rouse_contracts import inference
 from rouse_contracts.tensors import DATATYPES, join_bytes
+from rouse_contracts.wire import Buffer, split
 from rouse_gateway import wire
 from rouse_gateway.dispatch import Answer
 from rouse_gateway.wire import TensorView
@@ -52,7 +53,7 @@ Message = inference.ModelInferRequest
 def split_request(data: bytes) -> tuple[Message, list[memoryview]]:
     """A ModelInferRequest without its raw contents, and views of these. Raises InvalidArgument."""
     try:
-        head, raw = wire.split(data, RAW_CONTENTS)
+        head, raw = split(data, RAW_CONTENTS)
         return Message.FromString(bytes(head)), raw
     except DecodeError as error:
         raise InvalidArgument(
@@ -180,7 +181,7 @@ def write_response(answer: Answer, request_id: str, trace_id: str) -> bytes:
     )
     if trace_id:
         response.parameters[TRACE_PARAMETER].string_param = trace_id
-    parts: list[wire.Buffer] = [b""]
+    parts: list[Buffer] = [b""]
     for tensor in answer.outputs:
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         parts += wire.bytes_field(RAW_OUTPUTS, [tensor.data])

@@ -46,7 +46,7 @@ class NodeServicer(contract.NodeServiceServicer):
         if remaining_s is None:
             raise InvalidArgument("DEADLINE_REQUIRED", "Infer needs a deadline; set a timeout on the call")
         try:
-            rest, inputs = wire.split(message, contract.InferRequest.INPUTS_FIELD_NUMBER)
+            rest, inputs = wire.split_bytes(message, contract.InferRequest.INPUTS_FIELD_NUMBER)
             request = contract.InferRequest.FromString(rest)
         except DecodeError as error:
             raise InvalidArgument("BAD_REQUEST", f"that is no NodeService.InferRequest: {error}") from None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rouse_contracts import inference, node
+from rouse_contracts import node
 from rouse_contracts.functions import Tensor, TensorBatch
 from rouse_gateway import wire
 from rouse_gateway.wire import TensorView
@@ -52,24 +51,6 @@ def test_a_batch_within_a_request_reaches_a_node(views: list[TensorView], functi
     assert TensorBatch.FromString(request.inputs) == generated(views)
 
 
-@given(st.lists(st.binary(max_size=50), max_size=5), names, st.integers(0, 5))
-def test_raw_contents_are_views_and_the_rest_stays(raw: list[bytes], name: str, cut: int) -> None:
-    first = inference.ModelInferRequest(raw_input_contents=raw[:cut]).SerializeToString()
-    rest = inference.ModelInferRequest(model_name=name, id="7", raw_input_contents=raw[cut:]).SerializeToString()
-    data = first + rest  # fields may come in any order
-    head, values = wire.split(data, 7)
-    assert [bytes(value) for value in values] == raw
-    assert all(value.obj is data for value in values)
-    message = inference.ModelInferRequest.FromString(bytes(head))
-    assert (message.model_name, message.id, list(message.raw_input_contents)) == (name, "7", [])
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_numbers_survive(value: int) -> None:
-    encoded = wire.varint(value)
-    assert wire.read_varint(encoded, 0, len(encoded)) == (value, len(encoded))
-
-
 @given(st.binary(max_size=64))
 def test_any_bytes_are_a_batch_for_both_or_refused_with_a_decode_error(data: bytes) -> None:
     try:
@@ -93,12 +74,6 @@ def test_what_is_cut_off_is_refused_or_shorter(views: list[TensorView], data: st
     except DecodeError:
         return
     assert plain(found) == plain(views)[: len(found)]
-
-
-@pytest.mark.parametrize("data", [b"\x0b", b"\x07", b"\x02\x00", b"\x0a", b"\x0a\x05abc", b"\x09\x00", b"\xff" * 11])
-def test_what_is_no_message_is_refused(data: bytes) -> None:
-    with pytest.raises(DecodeError):
-        list(wire.fields(data))
 
 
 def test_the_last_of_two_values_of_one_field_counts_as_in_protobuf() -> None:

@@ -14,6 +14,7 @@ from rouse_common.errors import InvalidArgument, RouseError
 from rouse_common.rpc import Channels, remaining_s
 from rouse_common.telemetry import current_trace_id
 from rouse_contracts import functions
+from rouse_contracts.wire import split
 from rouse_gateway import deploy, wire
 from rouse_gateway.adapters import health
 from rouse_gateway.adapters.control import ClusterManager, Repository
@@ -153,7 +154,7 @@ class FunctionService(functions.FunctionServiceServicer):
     async def Infer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """One inference, serialised request to serialised response."""
         try:
-            head, tensors = wire.split(data, INPUTS)
+            head, tensors = split(data, INPUTS)
             request = functions.InferRequest.FromString(bytes(head))
             inputs = [wire.parse_tensor(tensor) for tensor in tensors]
         except DecodeError as error:

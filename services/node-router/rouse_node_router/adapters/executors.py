@@ -124,7 +124,7 @@ class Executors:
 def _parsed(answer: bytes, request: node.InferRequest, lease: Lease) -> tuple[Buffer, float]:
     """Raises Internal BAD_ANSWER."""
     try:
-        rest, outputs = wire.split(answer, contract.ExecuteResponse.OUTPUTS_FIELD_NUMBER)
+        rest, outputs = wire.split_bytes(answer, contract.ExecuteResponse.OUTPUTS_FIELD_NUMBER)
         return outputs, contract.ExecuteResponse.FromString(rest).device_ms
     except DecodeError as error:
         raise Internal(
