@@ -211,11 +211,18 @@ def deploy(screen: Screen, client: rouse.Client, models: dict[str, Path]) -> dic
 
 
 def bar(bars: Progress, name: str) -> Callable[[rouse.Progress], None]:
-    task = bars.add_task(f"{name:<9}", note="")
+    """A callback that shows each stage of a deployment as a bar of its own."""
+    shown = {"stage": ""}
 
     def show(step: rouse.Progress) -> None:
-        total = step.total_bytes if step.stage in ("hash", "upload") else None
-        bars.update(task, total=total, completed=step.done_bytes, note=STAGES.get(step.stage, ""))
+        if step.stage != shown["stage"]:
+            shown["stage"] = step.stage
+            for task in bars.task_ids:
+                bars.remove_task(task)
+            total = step.total_bytes if step.stage in ("hash", "upload") else None
+            bars.add_task(f"{name:<9}", total=total, note=STAGES.get(step.stage, ""))
+        else:
+            bars.update(bars.task_ids[-1], completed=step.done_bytes)
 
     return show
 
@@ -229,7 +236,7 @@ def call(
     inputs: dict[str, dict[str, np.ndarray]],
 ) -> dict[str, dict[str, np.ndarray]]:
     """All three at once, through the gateway with tritonclient; returns ResNet-50's and BERT's first answers."""
-    screen.headline("tritonclient: every held-out digit on its own, ResNet-50 and BERT in turn meanwhile")
+    screen.headline("tritonclient: held-out digits one by one, ResNet-50 and BERT in turn")
     with screen.bars() as bars:
         right, answers = asyncio.run(traffic(address, measured, images, labels, inputs, bars))
     accuracy = right / len(labels)
@@ -260,9 +267,10 @@ async def traffic(
     async with triton.InferenceServerClient(address) as client:
 
         async def request(name: str, arrays: dict[str, np.ndarray]) -> Any:
-            started = time.perf_counter()
+            at, started = time.time(), time.perf_counter()
             result = await client.infer(name, tensors(triton, arrays), client_timeout=REQUEST_TIMEOUT_S)
             latency_ms = (time.perf_counter() - started) * 1000
+            measured[name].started_unix_s.append(at)
             measured[name].latencies_ms.append(latency_ms)
             measured[name].trace_ids.append(result.get_response().parameters["rouse_trace_id"].string_param)
             bars.update(tasks[name], advance=1, note=f"{len(measured[name].latencies_ms):>3} answered")
@@ -348,7 +356,7 @@ def report(screen: Screen, client: rouse.Client, measured: dict[str, Measured]) 
             raise Failed(f"{name} was swapped in {usage.swap_ins if usage else 0} times: the device was not shared")
     window = device_spans(client, measured)
     screen.headline("The device: ▒ swapping in, █ executing")
-    for line in timeline(window):
+    for line in timeline(window, screen.console.width):
         screen.show(line)
     screen.headline("Where the weights are now, and why")
     screen.show(residency([client.describe(name) for name in measured]))
@@ -375,15 +383,15 @@ def counted(client: rouse.Client, function: Measured) -> rouse.Description:
 
 def device_spans(client: rouse.Client, measured: dict[str, Measured]) -> dict[str, list[rouse.Span]]:
     """The `swap` and `execute` spans of a few turns in the middle of the run, by function."""
-    large = [t for name in ("resnet50", "bert") for t in measured[name].trace_ids]
-    traces = [client.trace(trace_id) for trace_id in large]
-    starts = sorted(spans[0].start_unix_nanos for spans in traces)
+    starts = sorted(s for name in ("resnet50", "bert") for s in measured[name].started_unix_s)
     first = len(starts) // 3
     begin, end = starts[first], starts[min(first + TIMELINE_REQUESTS, len(starts) - 1)]
-    traces += [client.trace(trace_id) for trace_id in measured["digits"].trace_ids]
-    work = [s for spans in traces for s in spans if s.name in ("swap", "execute") and begin <= s.start_unix_nanos < end]
-    owners = {trace_id: name for name, function in measured.items() for trace_id in function.trace_ids}
-    return {name: [s for s in work if owners[s.trace_id] == name] for name in measured}
+    found: dict[str, list[rouse.Span]] = {}
+    for name, function in measured.items():
+        ids = [t for s, t in zip(function.started_unix_s, function.trace_ids, strict=True) if begin <= s < end]
+        spans = [span for trace_id in ids for span in client.trace(trace_id)]
+        found[name] = [span for span in spans if span.name in ("swap", "execute")]
+    return found
 
 
 def swapped_trace(client: rouse.Client, measured: dict[str, Measured]) -> list[rouse.Span]:

@@ -28,6 +28,7 @@ class Measured:
     name: str
     latencies_ms: list[float] = field(default_factory=list)
     trace_ids: list[str] = field(default_factory=list)
+    started_unix_s: list[float] = field(default_factory=list)
     weights_bytes: int = 0
     usage: rouse.Usage | None = None
 
@@ -90,15 +91,12 @@ def deployed(done: rouse.Deployment) -> str:
 
 def results(measured: Sequence[Measured]) -> Table:
     """A row a function: what callers measured, what the mesh counted."""
-    table = text.table(
-        "!function", ">weights", ">requests", ">p50", ">p95", ">p99", ">swap-ins", ">mean swap", ">device time"
-    )
+    table = text.table("!function", ">requests", ">p50", ">p95", ">p99", ">swap-ins", ">mean swap", ">device")
     for function in measured:
         usage = function.usage
         assert usage is not None
         table.add_row(
             f"[{STYLES[function.name]}]{function.name}[/]",
-            text.size(function.weights_bytes),
             str(len(function.latencies_ms)),
             *(text.milliseconds(function.percentile(share)) for share in (0.5, 0.95, 0.99)),
             str(usage.swap_ins),
@@ -108,11 +106,12 @@ def results(measured: Sequence[Measured]) -> Table:
     return table
 
 
-def timeline(spans: dict[str, list[rouse.Span]], width: int = WIDTH) -> list[Text]:
+def timeline(spans: dict[str, list[rouse.Span]], width: int) -> list[Text]:
     """What the device did over time: a row a function, swapping and executing.
 
     Args:
         spans: `swap` and `execute` spans by function.
+        width: of the terminal, columns.
     """
     whole = [span for found in spans.values() for span in found]
     start, end = min(s.start_unix_nanos for s in whole), max(s.end_unix_nanos for s in whole)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,15 +60,18 @@ def test_kill_9_of_instances_under_load_ends_every_request_once(mesh: Mesh, tmp_
             except rouse.RouseError as error:
                 outcomes.append(error.reason)
 
+    def answers_since(served: int) -> bool:
+        return outcomes[served:].count("answered") > 20
+
     with ThreadPoolExecutor(4) as pool:
         callers = [pool.submit(caller, seed) for seed in range(4)]
         try:
             for _ in range(3):
                 served = len(outcomes)
-                mesh.wait_until(lambda served=served: outcomes[served:].count("answered") > 20, "requests are answered")
+                mesh.wait_until(partial(answers_since, served), "requests are answered")
                 os.kill(mesh.instance_pids("steady")[0], signal.SIGKILL)
             served = len(outcomes)
-            mesh.wait_until(lambda: outcomes[served:].count("answered") > 20, "answers after the last kill")
+            mesh.wait_until(partial(answers_since, served), "answers after the last kill")
         finally:
             stop.set()
         for future in callers:

@@ -73,5 +73,5 @@ def test_a_new_version_replaces_the_old_one(mesh: Mesh, tmp_path: Path) -> None:
     second = client.infer("changing", {"x": x})
     assert (first.version, second.version) == ("1", "2")
     assert not np.array_equal(first["y"], second["y"])
-    np.testing.assert_array_equal(client.infer("changing", {"x": x}, version="1")["y"], first["y"])
+    np.testing.assert_array_equal(client.infer("changing", {"x": x}, version=1)["y"], first["y"])
     client.delete("changing")

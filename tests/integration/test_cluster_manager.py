@@ -246,7 +246,14 @@ async def test_instances_nobody_starts_are_given_up(postgres_url: str, no_nats: 
 
 
 def usage(request_id: str, **fields: Any) -> cluster.UsageRecord:
-    values = {"function": "f", "node_id": "n0", "device": "gpu0", "device_ms": 2.0, "swap_ms": 1.0, "swapped_in": True}
+    values: dict[str, Any] = {
+        "function": "f",
+        "node_id": "n0",
+        "device": "gpu0",
+        "device_ms": 2.0,
+        "swap_ms": 1.0,
+        "swapped_in": True,
+    }
     return cluster.UsageRecord(request_id=request_id, **(values | fields))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -22,8 +23,8 @@ from rouse_cluster_manager.catalogue import Catalogue
 from rouse_cluster_manager.deletion import Deletions
 from rouse_cluster_manager.fleet import Fleet
 from rouse_cluster_manager.instances import Instances
-from rouse_cluster_manager.locks import KeyedLocks
 from rouse_common.errors import DeadlineExceeded, FailedPrecondition, NotFound, ResourceExhausted, Unavailable
+from rouse_common.locks import KeyedLocks
 from rouse_contracts import cluster, functions, repository
 from rouse_store import Database, migrate
 from rouse_testkit.clock import ManualClock
@@ -187,18 +188,11 @@ class Mesh(RuleBasedStateMachine):
 
         async def once() -> None:
             async with asyncio.TaskGroup() as tasks:
-                deletions = Deletions(
-                    self.database,
-                    self.world,
-                    self.locks,
-                    self.clock,
-                    tasks,
-                    grace_ms=0,  # type: ignore[arg-type]
-                )
+                world: Any = self.world
+                deletions = Deletions(self.database, world, self.locks, self.clock, tasks, grace_ms=0)
                 try:
-                    await deletions.delete(name, patience_s)
-                except (NotFound, DeadlineExceeded):
-                    pass
+                    with contextlib.suppress(NotFound, DeadlineExceeded):  # gone already, or a node is away
+                        await deletions.delete(name, patience_s)
                 finally:
                     for task in deletions.tasks():
                         task.cancel()

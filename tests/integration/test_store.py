@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -173,7 +173,11 @@ def usage(request_id: str, function: str = "f", version_id: str = "v1", **fields
 async def test_each_request_counts_once_however_often_and_by_whom_it_is_recorded(database: Database) -> None:
     batches = [[usage(f"r{i}") for i in order] for order in (range(50), range(49, -1, -1), range(25, 75))]
     batches += [[usage("r1"), usage("r1", status_code=5)]]
-    counted = await asyncio.gather(*(database.run(lambda unit, b=b: unit.usage.add(b)) for b in batches))
+
+    def adding(batch: list[dict[str, Any]]) -> Callable[[Unit], int]:
+        return lambda unit: unit.usage.add(batch)
+
+    counted = await asyncio.gather(*(database.run(adding(batch)) for batch in batches))
     assert sum(counted) == 75
     total = await database.run(lambda unit: unit.usage.total("f", ["v1", "v2"]))
     assert (total.requests, total.failures, total.swap_ins) == (75, 0, 75)

@@ -17,11 +17,11 @@ from rouse_cluster_manager.deletion import Deletions
 from rouse_cluster_manager.fleet import Fleet
 from rouse_cluster_manager.instances import Instances
 from rouse_cluster_manager.ledger import Ledger
-from rouse_cluster_manager.locks import KeyedLocks
 from rouse_cluster_manager.publisher import RoutingPublisher
 from rouse_cluster_manager.service import ClusterService
 from rouse_cluster_manager.supervisor import Gate, Supervisor
 from rouse_common.clock import SystemClock
+from rouse_common.locks import KeyedLocks
 from rouse_common.rpc import RpcServer
 from rouse_common.tasks import periodically
 from rouse_contracts import cluster

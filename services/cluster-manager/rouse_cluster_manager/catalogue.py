@@ -10,10 +10,10 @@ from rouse_cluster_manager import placing, specs
 from rouse_cluster_manager.adapters import rows
 from rouse_cluster_manager.adapters.neighbours import Neighbours
 from rouse_cluster_manager.fleet import Fleet
-from rouse_cluster_manager.locks import KeyedLocks
 from rouse_cluster_manager.state import at, function_state
 from rouse_common.clock import Clock
 from rouse_common.errors import FailedPrecondition, InvalidArgument, NotFound, RouseError
+from rouse_common.locks import KeyedLocks
 from rouse_contracts import cluster, functions, repository
 from rouse_policy import placement
 from rouse_store import Database, Unit
@@ -45,7 +45,7 @@ class Catalogue:
             raise InvalidArgument(
                 "BAD_DIGEST", f"artefact '{clean(digest, 80)}': want 64 hex digits", function=spec.name
             )
-        async with self._locks.hold(digest):
+        async with self._locks.holding(digest):
             artefact = await self._neighbours.artefact(digest)
             try:
                 full = specs.effective(spec, artefact)

@@ -11,10 +11,10 @@ from typing import Any
 from rouse_cluster_manager.adapters.neighbours import Neighbours
 from rouse_cluster_manager.catalogue import not_found
 from rouse_cluster_manager.lives import advance
-from rouse_cluster_manager.locks import KeyedLocks
 from rouse_cluster_manager.state import Report, at
 from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded, RouseError
+from rouse_common.locks import KeyedLocks
 from rouse_store import Database, Unit
 from rouse_store.models import Node, NodeDrop
 from rouse_store.text import clean
@@ -143,7 +143,7 @@ class Deletions:
             if drop.node_id in nodes
         )
         for digest in plan.condemned:
-            async with self._locks.hold(digest):
+            async with self._locks.holding(digest):
                 await self._neighbours.delete_artefact(digest)
         await self._database.run(lambda unit: _remove(unit, function_id, plan, now))
         LOG.info(

@@ -115,6 +115,7 @@ class Living:
 
     async def _start(self, instance_id: str, life: Life) -> InstanceProcess | None:
         """The process; None where the instance is to stop before there is one. Raises NotLoaded."""
+        self._registry.move(instance_id, Event.LAUNCHED, "its process is being started")
         pump = LinePump(life.version.spec.name, instance_id, self._clock)
         launch = Launch(instance_id, life.token, life.version, self._coordinator)
         starting = asyncio.ensure_future(self._launcher.start(launch, pump, self._socket(instance_id)))

@@ -36,6 +36,7 @@ class State(Enum):
 
 
 class Event(Enum):
+    LAUNCHED = "its process is being started, which may wait for a template"
     SPAWNED = "the process is there"
     LOADED = "the function is loaded and serves"
     STOP = "somebody asked to end it"
@@ -45,9 +46,10 @@ class Event(Enum):
 
 TERMINAL = frozenset({State.ENDED, State.FAILED})
 TRANSITIONS = {
-    (State.PENDING, Event.SPAWNED): State.STARTING,
+    (State.PENDING, Event.LAUNCHED): State.STARTING,
     (State.PENDING, Event.STOP): State.STOPPING,
     (State.PENDING, Event.FAILED): State.FAILED,
+    (State.STARTING, Event.SPAWNED): State.STARTING,
     (State.STARTING, Event.LOADED): State.READY,
     (State.STARTING, Event.STOP): State.STOPPING,
     (State.STARTING, Event.FAILED): State.FAILED,

@@ -10,6 +10,7 @@ from pathlib import Path
 from rouse_bus import Bus
 from rouse_common.clock import SystemClock
 from rouse_common.errors import RouseError
+from rouse_common.locks import KeyedLocks
 from rouse_common.rpc import RpcServer
 from rouse_common.tasks import periodically
 from rouse_contracts import repository
@@ -19,7 +20,6 @@ from rouse_model_repository.adapters.spool import Spool
 from rouse_model_repository.config import ModelRepositoryConfig
 from rouse_model_repository.inspector import Inspector
 from rouse_model_repository.library import Library
-from rouse_common.locks import KeyedLocks
 from rouse_model_repository.service import RepositoryService
 from rouse_model_repository.state import Index
 from rouse_model_repository.uploads import Uploads

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 
 from rouse_common.clock import Clock
 from rouse_common.errors import FailedPrecondition, InvalidArgument, NotFound, RouseError
+from rouse_common.locks import KeyedLocks
 from rouse_contracts.functions import ArtefactFile
 from rouse_contracts.repository import Artefact
 from rouse_model_repository import metrics
 from rouse_model_repository.adapters.bucket import Bucket, artefact_not_found
 from rouse_model_repository.inspection import paths, pickles
 from rouse_model_repository.inspector import Inspector
-from rouse_common.locks import KeyedLocks
 from rouse_model_repository.state import Blob, Index
 
 LOG = logging.getLogger(__name__)

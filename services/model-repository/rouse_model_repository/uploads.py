@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 from rouse_common.clock import Clock
 from rouse_common.errors import InvalidArgument, ResourceExhausted, RouseError
+from rouse_common.locks import KeyedLocks
 from rouse_contracts.repository import PutBlobRequest
 from rouse_model_repository import metrics
 from rouse_model_repository.adapters.bucket import Bucket
 from rouse_model_repository.adapters.spool import Spool, SpoolFile
 from rouse_model_repository.inspection import paths, pickles
-from rouse_common.locks import KeyedLocks
 from rouse_model_repository.state import Index
 
 LOG = logging.getLogger(__name__)

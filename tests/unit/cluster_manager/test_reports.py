@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rouse_cluster_manager.reports import check_node, check_report, residency_key, routing_view
@@ -9,8 +11,8 @@ from rouse_common.errors import InvalidArgument
 from rouse_contracts import cluster, functions
 
 
-def node(**fields: object) -> cluster.Node:
-    whole = {"node_id": "n", "incarnation": "1", "router_address": "r", "device_address": "d"}
+def node(**fields: Any) -> cluster.Node:
+    whole: dict[str, Any] = {"node_id": "n", "incarnation": "1", "router_address": "r", "device_address": "d"}
     return cluster.Node(**(whole | {"coordinator_address": "c"} | fields))
 
 
@@ -62,7 +64,7 @@ def test_bad_reports(request_: cluster.HeartbeatRequest) -> None:
     assert caught.value.reason == "BAD_REPORT"
 
 
-def report(*states: str, **fields: int) -> cluster.NodeReport:
+def report(*states: str, **fields: Any) -> cluster.NodeReport:
     residency = [
         functions.Residency(version_id=f"v{i}", state=state, swap_in_count=i) for i, state in enumerate(states)
     ]

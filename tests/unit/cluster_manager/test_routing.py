@@ -55,7 +55,8 @@ def meshes(draw: st.DrawFn) -> tuple[list[Function], list[Instance], list[Node],
     ]
     nodes = [make_node(f"n{i}", draw(st.sampled_from(["READY", "LOST"]))) for i in range(draw(st.integers(1, 3)))]
     versions = [version for function in functions_ for version in function.versions]
-    some_version, some_node = st.sampled_from(versions or [None]), st.sampled_from(nodes)
+    some_version = st.sampled_from(versions) if versions else st.nothing()
+    some_node = st.sampled_from(nodes)
     instances = [
         make_instance(i, draw(some_version), draw(some_node).node_id, draw(st.sampled_from(LIVE_STATES + ENDED_STATES)))
         for i in range(draw(st.integers(0, 8)) if versions else 0)

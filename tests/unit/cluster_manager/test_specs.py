@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -20,8 +21,8 @@ HUGGING_FACE = Artefact(format=pb.ARTEFACT_FORMAT_HUGGING_FACE, signature=SIGNAT
 PYTHON = Artefact(format=pb.ARTEFACT_FORMAT_PYTHON)
 
 
-def python_spec(**fields: object) -> pb.FunctionSpec:
-    return pb.FunctionSpec(**({"name": "f", "handler": "main:Model", "signature": SIGNATURE} | fields))
+def python_spec(**fields: Any) -> pb.FunctionSpec:
+    return pb.FunctionSpec(**(dict[str, Any](name="f", handler="main:Model", signature=SIGNATURE) | fields))
 
 
 def test_zero_values_become_the_documented_defaults() -> None:
@@ -66,8 +67,8 @@ def test_bad_names(name: str) -> None:
     assert caught.value.reason == "BAD_NAME"
 
 
-def tensor(**fields: object) -> pb.Signature:
-    return pb.Signature(inputs=[pb.TensorSpec(**({"name": "x", "datatype": "FP32"} | fields))], outputs=[FLOAT])
+def tensor(**fields: Any) -> pb.Signature:
+    return pb.Signature(inputs=[pb.TensorSpec(**(dict[str, Any](name="x", datatype="FP32") | fields))], outputs=[FLOAT])
 
 
 BAD: dict[str, tuple[pb.FunctionSpec, Artefact, str]] = {

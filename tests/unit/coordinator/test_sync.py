@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from rouse_common.errors import Unavailable
 from rouse_contracts.device import Executor
@@ -27,7 +28,8 @@ class GpuServer:
 
 
 async def test_synced_waits_for_a_list_that_is_new_enough() -> None:
-    gpu_server, executors = GpuServer(), []
+    gpu_server = GpuServer()
+    executors: list[Any] = []
     sync = ExecutorSync(lambda: executors, gpu_server.sync, period_s=60)
     running = asyncio.create_task(sync.run())
     await gpu_server.calls(1)

@@ -23,7 +23,7 @@ CAPACITIES = {"d0": 10, "d1": 13}
 SHAPES = {"small": (2, 0), "middle": (5, 2), "large": (8, 1), "huge": (12, 1), "plain": (0, 0)}
 VERSIONS = st.sampled_from([f"{name}-v1" for name in SHAPES])
 STEPS = st.sampled_from(
-    ["allocate", "allocated", "copy", "copied", "attach", "attached", "detach", "end", "get_artefact", "get_blob"]
+    ["allocate", "copy", "copied", "attach", "attached", "detach", "end", "get_artefact", "get_blob"]
 )
 DEADLINE_S = 1000.0
 PICK = st.integers(0, 1000)

@@ -58,8 +58,8 @@ def test_an_index_must_tell_the_truth() -> None:
     found = {"w/1.safetensors": {"a"}, "w/2.safetensors": {"b"}}
     good = {"a": "1.safetensors", "b": "2.safetensors"}
     formats.check_index("w/model.safetensors.index.json", {"weight_map": good}, found)
-    wrongs: list[dict[str, Any]] = [{}, {"weight_map": []}, {"weight_map": {"a": "2.safetensors"}},
-                  {"weight_map": {"a": "3"}}, {"weight_map": {"a": 1}}, {"weight_map": {"\ud800": "1.safetensors"}}]  # fmt: skip
+    wrong_maps: list[Any] = [[], {"a": "2.safetensors"}, {"a": "3"}, {"a": 1}, {"\ud800": "1.safetensors"}]
+    wrongs: list[dict[str, Any]] = [{}, *({"weight_map": wrong} for wrong in wrong_maps)]
     for wrong in wrongs:
         with pytest.raises(InvalidArgument) as caught:
             formats.check_index("w/model.safetensors.index.json", wrong, found)

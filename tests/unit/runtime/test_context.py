@@ -68,7 +68,7 @@ def test_bind_copies_nothing_and_knows_shared_parameters() -> None:
         assert value.data_ptr() == values.get(name, values["embed.weight"]).data_ptr()
     assert not module.training
     assert not any(parameter.requires_grad for parameter in module.parameters())
-    assert module.steps.tolist() == [0, 1, 2]
+    assert module.get_buffer("steps").tolist() == [0, 1, 2]
 
 
 def test_bind_reports_what_is_on_one_side_only() -> None:
