@@ -233,7 +233,7 @@ class Dispatcher:
                     trip.pause_s = min(trip.pause_s * 2, MAX_PAUSE_S)
                     trip.excluded.clear()
                 else:
-                    metrics.CACHE_MISSES.labels(version.function).inc()
+                    metrics.COLD_REQUESTS.labels(version.function).inc()
                     await self._wakes.wait(version, left_s - min(MAX_MARGIN_S, left_s * MARGIN_SHARE))
                     waited_s = self._clock.monotonic() - began
                     self._admission = admission.learn(self._admission, waited_s, self._admission_settings)

@@ -12,7 +12,7 @@ REQUESTS = Counter("rouse_requests_total", "Inference requests answered, by stat
 LATENCY = Histogram(
     "rouse_request_latency_seconds", "Time to answer an inference.", ["function"], buckets=LATENCY_BUCKETS_S
 )
-CACHE_MISSES = Counter("rouse_cache_miss_total", "Requests that found no ready instance.", ["function"])
+COLD_REQUESTS = Counter("rouse_cold_requests_total", "Requests that found no ready instance.", ["function"])
 COLD_STARTS = Histogram(
     "rouse_cold_start_seconds",
     "Time from waking a function until it is ready.",
@@ -24,7 +24,7 @@ REROUTED = Counter("rouse_rerouted_requests_total", "Requests that a node turned
 TABLE_GENERATION = Gauge("rouse_routing_table_generation", "Generation of the routing table in use.")
 TABLE_FUNCTIONS = Gauge("rouse_routing_table_functions", "Functions in the routing table in use.")
 
-_BY_FUNCTION = (LATENCY, CACHE_MISSES, COLD_STARTS)
+_BY_FUNCTION = (LATENCY, COLD_REQUESTS, COLD_STARTS)
 
 
 def forget(function: str) -> None:

@@ -18,7 +18,7 @@ LOADMODEL = Histogram(
 LOADMODEL_BYTES = Counter("rouse_loadmodel_bytes_total", "Bytes swapped in.", ["device"])
 LOADMODEL_FAILURE = Counter("rouse_loadmodel_failure_total", "Swaps that failed.", ["device", "reason"])
 LOADING_QUEUE_DELAY = Histogram(
-    "rouse_loading_queue_delay_seconds",
+    "rouse_swap_start_delay_seconds",
     "From the decision to swap in to the start of the copy.",
     ["device"],
     buckets=LATENCY_BUCKETS_S,
