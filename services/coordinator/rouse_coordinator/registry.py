@@ -47,6 +47,8 @@ class Registry:
             row.state.value.lower(), row.function, instance_id, reason,
         )  # fmt: skip
         report = ReportInstanceRequest(instance_id=instance_id, state=REPORTED[row.state], reason=reason)
+        if event is Event.SPAWNED:
+            return  # nothing that others do not know: it was STARTING before
         if row.state is State.READY:
             self._group.create_task(self._report_ready(report), name=f"ready {instance_id}")
             return
