@@ -148,7 +148,7 @@ _HINTS = {
     "BAD_ADDRESS": "give the gateway's address as host:port, as 127.0.0.1:8001",
     "PICKLE_REFUSED": "save the weights as safetensors, which hold numbers and no code: "
     "model.save_pretrained(folder), or safetensors.torch.save_file(model.state_dict(), file)",
-    "BAD_ARTEFACT": "correct the folder and deploy again; docs/sdk.md says what a folder holds",
+    "BAD_ARTEFACT": "correct the folder and deploy again; docs/functions.md says what a folder holds",
     "BAD_PATH": "rename or remove that file and deploy again",
     "BAD_NAME": "choose a name of letters, digits, '.', '_' and '-', at most 128, beginning with a letter or digit",
     "BAD_SPEC": "correct rouse.toml or the options given, and deploy again",
