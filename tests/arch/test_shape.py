@@ -95,13 +95,17 @@ def test_contracts_pass_their_linter() -> None:
     assert done.returncode == 0, f"`buf lint` complains:\n{done.stdout}{done.stderr}"
 
 
+METRICS = ("Counter", "Gauge", "Histogram", "CounterMetricFamily", "GaugeMetricFamily")
+
+
 def test_a_metric_belongs_to_one_package() -> None:
     """One name, one meaning; and two services can be put together in one process of a test."""
     owners: dict[str, set[str]] = {}
     for source in sources("services", "libs"):
         for name, call in source.calls():
-            if name in ("Counter", "Gauge", "Histogram") and call.args and isinstance(call.args[0], ast.Constant):
-                owners.setdefault(str(call.args[0].value), set()).add(str(source.path.parent))
+            if name in METRICS and call.args and isinstance(call.args[0], ast.Constant):
+                metric = str(call.args[0].value).removesuffix("_total")
+                owners.setdefault(metric, set()).add(str(source.path.parent))
     assert len(owners) > 40
     shared = {name: folders for name, folders in owners.items() if len(folders) > 1}
     assert not shared, f"rename a metric of these: {shared}"

@@ -35,7 +35,9 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         lengths = GaugeMetricFamily("rouse_queue_length", "Requests waiting.", labels=["function"])
         executing = GaugeMetricFamily("rouse_executing", "Requests holding a device.", labels=["function"])
-        requests = CounterMetricFamily("rouse_requests", "Requests by how they ended.", labels=["function", "outcome"])
+        requests = CounterMetricFamily(
+            "rouse_node_requests", "Requests by how they ended.", labels=["function", "outcome"]
+        )
         by_function: dict[str, list[Row]] = {}
         for row in self._describe():
             by_function.setdefault(row.function, []).append(row)

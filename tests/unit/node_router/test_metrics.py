@@ -24,4 +24,4 @@ async def test_versions_of_a_function_are_added_up(manual_clock: ManualClock) ->
     assert registry.get_sample_value("rouse_executing", {"function": "f"}) == 2
     assert registry.get_sample_value("rouse_queue_length", {"function": "g"}) == 0
     sample = {"function": "g", "outcome": "cancelled"}
-    assert registry.get_sample_value("rouse_requests_total", sample) == 1
+    assert registry.get_sample_value("rouse_node_requests_total", sample) == 1
