@@ -59,8 +59,14 @@ def test_models_that_do_not_fit_together_alternate_and_equal_pytorch(tiny_mesh: 
     (device,) = client.status().nodes[0].devices
     assert device.swap_ins >= 7, "each turn had to swap"
     assert device.mapped_bytes <= device.capacity_bytes
+    tiny_mesh.wait_until(partial(evicted_for, client, "resnet", "bert"), "describe says why resnet left the device")
     for name in ("resnet", "bert"):
         client.delete(name)
+
+
+def evicted_for(client: rouse.Client, gone: str, other: str) -> bool:
+    (row,) = client.describe(gone).residency
+    return row.state == "HOST" and row.reason.startswith(f"evicted from gpu0: room for function={other}")
 
 
 def counted(client: rouse.Client, name: str, requests: int) -> bool:

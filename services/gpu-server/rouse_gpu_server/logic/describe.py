@@ -29,8 +29,14 @@ def describe(
         for resident in residents:
             answer.residency.append(_row(model, node_id, resident.machine, resident.device.name))
         if not residents:
-            answer.residency.append(_row(model, node_id, model.artefact.machine, ""))
+            answer.residency.append(_row(model, node_id, _beside_devices(model), ""))
     return answer
+
+
+def _beside_devices(model: Model) -> Machine:
+    """Of a version on no device: why it was evicted, unless something has happened to its artefact since."""
+    own, left = model.artefact.machine, model.left
+    return left if left is not None and left.state is own.state and left.since >= own.since else own
 
 
 def _device(device: Device, node_id: str) -> DeviceSummary:

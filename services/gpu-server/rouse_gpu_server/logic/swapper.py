@@ -86,7 +86,10 @@ class Swapper:
         await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
         resident.segment = None
         device.ledger.unmap(segment.size_bytes)
-        resident.machine = resident.machine.after(Step.EVICTED, reason, self._clock.now())
+        resident.machine = resident.machine.after(
+            Step.EVICTED, f"evicted from {device.name}: {reason}", self._clock.now()
+        )
+        model.left = resident.machine
         del device.residents[model.version_id]
         now = self._clock.monotonic()
         device.evictions += 1

@@ -79,6 +79,7 @@ class Model:
         gap_s: smoothed time between requests, seconds; infinite before the second.
         swaps: the newest swaps, whether or not they succeeded.
         dropping: it is being dropped and takes no requests.
+        left: the copy that was evicted last, as it ended: back in host memory, with the reason.
     """
 
     version: FunctionVersion
@@ -88,6 +89,7 @@ class Model:
     swap_ins: int = 0
     swaps: deque[Swap] = field(default_factory=lambda: deque(maxlen=KEPT_SWAPS))
     dropping: bool = False
+    left: Machine | None = None
 
     @property
     def version_id(self) -> str:
