@@ -52,11 +52,13 @@ class Instance:
         self.path: Path | None = None
         self.attachment = ""
         self.hung = self.dead = False
+        # The device that it computes on, whether or not its lease is still held.
+        self.works_on = ""
 
     def unmap(self) -> None:
         if self.mapped is not None:
             self.mapped.close()
-        self.mapped, self.path, self.attachment = None, None, ""
+        self.mapped, self.path, self.attachment, self.works_on = None, None, "", ""
 
 
 class Neighbours:

@@ -82,10 +82,25 @@ class NodeMachine(RuleBasedStateMachine):
         self.asked[pick % len(self.asked)].cancel()
         self.go()
 
+    @rule(version=VERSIONS, ticks=st.integers(0, 12))
+    def give_up_soon(self, version: str, ticks: int) -> None:
+        async def ask() -> None:
+            call = Call(version, "r-soon", "router", "1")
+            asking = asyncio.create_task(self.bench.leasing.acquire(call, DEADLINE_S))
+            self.asked.append(asking)
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            asking.cancel()
+
+        self.runner.run(ask())
+        self.go()
+
     @precondition(lambda self: self.held)
     @rule(pick=PICK, abandoned=st.booleans(), twice=st.booleans())
     def release(self, pick: int, abandoned: bool, twice: bool) -> None:
         granted = self.held.pop(pick % len(self.held))
+        # Only who knows that the executor is idle may say so.
+        abandoned |= bool(self.bench.neighbours.instances[granted.lease.executor.address].works_on)
         for _ in range(1 + twice):
             self.in_loop(lambda: self.bench.leasing.release(granted.lease.lease_id, 1.0, abandoned))
         self.go()
@@ -122,13 +137,22 @@ class NodeMachine(RuleBasedStateMachine):
     def fails_next(self, step: str) -> None:
         self.bench.neighbours.fail.add(step)
 
+    @precondition(lambda self: self.held)
+    @rule(pick=PICK)
+    def works(self, pick: int) -> None:
+        lease = self.held[pick % len(self.held)].lease
+        instance = self.bench.neighbours.instances[lease.executor.address]
+        if not instance.dead and lease.lease_id in self.bench.pool.leases and not lease.ending:
+            instance.hung, instance.works_on = True, lease.device_name
+
     @rule(pick=PICK)
     def hangs(self, pick: int) -> None:
         self.any_instance(pick).hung = True
 
     @rule(pick=PICK)
     def goes_on(self, pick: int) -> None:
-        self.any_instance(pick).hung = False
+        instance = self.any_instance(pick)
+        instance.hung, instance.works_on = False, ""
         self.go()
 
     @rule(pick=PICK, noticed=st.booleans())
@@ -136,6 +160,14 @@ class NodeMachine(RuleBasedStateMachine):
         self.bench.neighbours.kill(self.any_instance(pick))
         if noticed:
             self.in_loop(self.bench.sync)
+        self.go()
+
+    @precondition(lambda self: self.held)
+    @rule(pick=PICK)
+    def dies_at_work(self, pick: int) -> None:
+        lease = self.held[pick % len(self.held)].lease
+        self.bench.neighbours.kill(self.bench.neighbours.instances[lease.executor.address])
+        self.in_loop(self.bench.sync)
         self.go()
 
     @rule()
@@ -171,6 +203,21 @@ class NodeMachine(RuleBasedStateMachine):
         devices = [x.device_name for x in self.bench.pool.leases.values() if x.resident is not None]
         assert len(devices) == len(set(devices))
 
+    @invariant()
+    def a_device_is_not_granted_while_somebody_works_on_it(self) -> None:
+        for instance in self.bench.neighbours.instances.values():
+            device = self.bench.pool.devices.get(instance.works_on)
+            if device is not None:
+                assert device.lease is not None
+                assert device.lease.executor.instance_id == instance.message.instance_id
+
+    @invariant()
+    def every_lease_has_a_holder_and_an_executor(self) -> None:
+        held = {granted.lease.lease_id for granted in self.held}
+        for lease in self.bench.pool.leases.values():
+            assert lease.ending or lease.lease_id in held
+            assert lease.executor.alive
+
     def teardown(self) -> None:
         try:
             self.recover()
@@ -182,7 +229,7 @@ class NodeMachine(RuleBasedStateMachine):
         """Once nothing fails any more, everybody who waits is answered and memory comes free."""
         self.bench.neighbours.fail.clear()
         for instance in self.bench.neighbours.instances.values():
-            instance.hung = False
+            instance.hung, instance.works_on = False, ""
         for _ in range(100):
             self.in_loop(self.bench.sync)
             while self.held:

@@ -108,6 +108,7 @@ class Leasing:
             deadline=now + timeout_s,
             arrived_at=self._clock.now(),
             outcome=asyncio.get_running_loop().create_future(),
+            swaps_before=model.swaps_ended if model is not None else 0,
         )
         self._pool.waiting.add(waiter)
         self._wakeup.kick()
@@ -151,7 +152,7 @@ class Leasing:
         swaps = [
             swap
             for swap in (model.swaps if model is not None else ())
-            if swap.ended >= waiter.arrived_at and (lease is None or swap.device == lease.device_name)
+            if swap.number > waiter.swaps_before and (lease is None or swap.device == lease.device_name)
         ]
         swap_s = sum(min(s.ended, ended) - max(s.started, waiter.arrived_at) for s in swaps)
         _spans(waiter, swaps, ended, error, lease)

@@ -149,7 +149,9 @@ class Swapper:
         finally:
             model.artefact.pins -= 1
             del self._loading[(model.version_id, device.name)]
+            model.swaps_ended += 1
             swap = Swap(
+                model.swaps_ended,
                 device.name, model.size_bytes, loading.source, loading.evicted, loading.reason,
                 loading.started_at, self._clock.now(), str(error or ""),
             )  # fmt: skip

@@ -57,8 +57,12 @@ class Artefact:
 
 @dataclass(frozen=True)
 class Swap:
-    """One finished swap-in, for the traces of all who waited for it; times in seconds since 1970."""
+    """One finished swap-in, for the traces of all who waited for it; times in seconds since 1970.
 
+    `number` counts the swaps of its model.
+    """
+
+    number: int
     device: str
     size_bytes: int
     source: str
@@ -77,7 +81,7 @@ class Model:
         version: as it was given to us.
         artefact: its weights; versions of one artefact share it.
         gap_s: smoothed time between requests, seconds; infinite before the second.
-        swaps: the newest swaps, whether or not they succeeded.
+        swaps: the newest swaps, whether or not they succeeded; `swaps_ended` counts all.
         dropping: it is being dropped and takes no requests.
         left: the copy that was evicted last, as it ended: back in host memory, with the reason.
     """
@@ -87,6 +91,7 @@ class Model:
     gap_s: float = float("inf")
     last_arrival: float | None = None
     swap_ins: int = 0
+    swaps_ended: int = 0
     swaps: deque[Swap] = field(default_factory=lambda: deque(maxlen=KEPT_SWAPS))
     dropping: bool = False
     left: Machine | None = None

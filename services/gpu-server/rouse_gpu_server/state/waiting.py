@@ -17,7 +17,8 @@ class Waiter:
         acquire_id: the caller's name for the call; may be empty.
         outcome: its lease, or the error that ends it.
         arrived_at: seconds since 1970, for traces.
-        claimed: a grant is being prepared; it is no longer in the list.
+        swaps_before: swaps of its model that had ended when it came.
+        reason: why it was granted what it was granted.
     """
 
     ticket: int
@@ -30,7 +31,7 @@ class Waiter:
     deadline: float
     arrived_at: float
     outcome: asyncio.Future[Lease]
-    claimed: bool = False
+    swaps_before: int = 0
     reason: str = ""
 
 
