@@ -310,6 +310,9 @@ async def test_waking_and_going_to_zero_never_leave_a_waiter_behind(start: Start
     while started < 5:
         if await mesh.wake("f"):
             started += 1
+        else:
+            # A wake-up counts as use, so without a pause the instance would never be idle.
+            await mesh.rounds(1)
     assert mesh.control.most["f-v1"] == 1
     assert started == mesh.control.calls["CreateInstance"]
     version.spec.scaling.idle_timeout.FromSeconds(300)
