@@ -193,12 +193,16 @@ async def test_segments_that_a_killed_server_left_are_purged(node: Node) -> None
     left = node.memory / "d0"
     left.mkdir()
     (left / "old.seg").write_bytes(b"x" * 4096)
+    renamed = node.memory / "was-d1"
+    renamed.mkdir()
+    (renamed / "old.seg").write_bytes(b"x")
     half = node.memory / "host"
     half.mkdir()
     (half / f"{'0' * 64}.tmp").write_bytes(b"x")
     (half / f"{'1' * 64}.img").write_bytes(b"x")
     await node.start()
     assert not node.segments()
+    assert not list(renamed.iterdir())
     assert not list(half.iterdir())
 
 

@@ -13,6 +13,7 @@ import pytest
 from rouse_common.errors import DataLoss, ResourceExhausted
 from rouse_gpu_server.backends import CopyCancelled, DeviceBackend, Segment
 from rouse_gpu_server.backends.host import CHUNK_BYTES, HostBackend
+from rouse_gpu_server.backends.measure import measure
 
 PAGE = 4096
 BACKENDS: dict[str, Callable[[Path], DeviceBackend]] = {"host": lambda folder: HostBackend("d0", folder / "d0")}
@@ -114,6 +115,12 @@ def test_a_sibling_segment_is_a_source_too(backend: DeviceBackend, image: Path) 
     second = backend.allocate("b", image.stat().st_size)
     copy(backend, first.path, second)
     assert second.path.read_bytes() == image.read_bytes()
+
+
+def test_the_measurement_times_every_step(folder: Path) -> None:
+    seconds = measure(folder, 4 * PAGE)
+    assert set(seconds) == {"plain copy", "allocate", "copy", "copy by memmove", "free"}
+    assert not list((folder / "device").iterdir())
 
 
 def test_purging_empties_the_device(backend: DeviceBackend) -> None:
