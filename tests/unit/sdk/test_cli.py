@@ -308,6 +308,7 @@ def test_interrupt_ends_a_call_at_once(address: str, double: Any, folder: Path) 
     process = subprocess.Popen(
         [sys.executable, "-m", "rouse.cli.main", "logs", "-f", "--address", address],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in a shell's background it is ignored
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "first\n"
