@@ -45,6 +45,8 @@ DEVICE_KINDS = ("host", "cuda")
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 DIGEST_PATTERN = "[0-9a-f]{64}"
 MAX_BYTES = (1 << 63) - 1
+# Made with the schema, and never deleted.
+DEFAULT_TENANT = "default"
 
 
 def one_of(column: str, values: tuple[str, ...]) -> str:
@@ -110,6 +112,7 @@ class Function(Base):
         CheckConstraint(f"name ~ '^{NAME_PATTERN}$'", name="name"),
         CheckConstraint(one_of("state", FUNCTION_STATES), name="state"),
         UniqueConstraint("name"),
+        Index(None, "tenant"),
         ForeignKeyConstraint(
             ["function_id", "active_version"],
             ["versions.function_id", "versions.version"],
@@ -124,6 +127,8 @@ class Function(Base):
     name: Mapped[str]
     state: Mapped[str]
     active_version: Mapped[int] = mapped_column(Integer)
+    # Who deployed it first; see rouse_store.models_access.
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"), server_default=DEFAULT_TENANT)
     created_at: Mapped[datetime]
     since: Mapped[datetime]
 

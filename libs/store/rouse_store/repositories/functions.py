@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased, contains_eager, joinedload, selectinload
 
 from rouse_store.errors import Conflict
-from rouse_store.models import Artefact, Function, Version
+from rouse_store.models import DEFAULT_TENANT, Artefact, Function, Version
 
 ACTIVE, DELETING = "ACTIVE", "DELETING"
 
@@ -44,10 +44,10 @@ class Functions:
         """Functions whose deletion has begun and not ended."""
         return list(self._session.scalars(select(Function).where(Function.state == DELETING).order_by(Function.since)))
 
-    def ensure(self, function_id: str, name: str, now: datetime) -> tuple[Function, bool]:
-        """The function of that name, locked, and whether it was made just now: then its first version has to
-        follow in the same transaction. Raises Conflict where it was deleted in this very moment."""
-        columns = {"function_id": function_id, "name": name, "state": ACTIVE, "active_version": 1}
+    def ensure(self, function_id: str, name: str, now: datetime, tenant: str = DEFAULT_TENANT) -> tuple[Function, bool]:
+        """The function of that name, locked, and whether it was made just now, for the tenant: then its first
+        version has to follow in the same transaction. Raises Conflict where it was deleted in this very moment."""
+        columns = {"function_id": function_id, "name": name, "state": ACTIVE, "active_version": 1, "tenant": tenant}
         statement = insert(Function).values(**columns, created_at=now, since=now)
         made = self._session.scalar(
             statement.on_conflict_do_nothing(index_elements=[Function.name]).returning(Function.function_id)
