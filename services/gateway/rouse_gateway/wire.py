@@ -1,64 +1,7 @@
-"""Tensors in protobuf messages, without copying their bytes; see rouse_contracts.wire."""
+"""Tensors in protobuf messages, without copying their bytes; see rouse_contracts.views."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from rouse_contracts.views import BATCH_TENSORS, TensorView, bytes_field, parse_batch, parse_tensor, tensor_parts
 
-from rouse_contracts.functions import Tensor
-from rouse_contracts.wire import LENGTH_DELIMITED, Buffer, split, varint
-
-# rouse.functions.v1.Tensor.data, TensorBatch.tensors
-TENSOR_DATA = 4
-BATCH_TENSORS = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TensorView:
-    """A tensor whose bytes stay where they were received.
-
-    Args:
-        name, datatype: as in the protocol.
-        shape: its sizes.
-        data: row-major, little-endian; BYTES elements with their lengths.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: Buffer
-
-
-def parse_tensor(buffer: Buffer) -> TensorView:
-    """A rouse.functions.v1.Tensor. Raises DecodeError."""
-    head, data = split(buffer, TENSOR_DATA)
-    tensor = Tensor.FromString(bytes(head))
-    return TensorView(tensor.name, tensor.datatype, tuple(tensor.shape), data[-1] if data else b"")
-
-
-def parse_batch(buffer: Buffer) -> list[TensorView]:
-    """The tensors of a serialised rouse.functions.v1.TensorBatch. Raises DecodeError."""
-    return [parse_tensor(value) for value in split(buffer, BATCH_TENSORS)[1]]
-
-
-def tensor_parts(tensors: Iterable[TensorView], number: int) -> list[Buffer]:
-    """Parts which joined are `tensors` as the repeated field `number` of rouse.functions.v1.Tensor."""
-    parts: list[Buffer] = []
-    tag = varint(number << 3 | LENGTH_DELIMITED)
-    for tensor in tensors:
-        head = Tensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape).SerializeToString()
-        data = tensor.data
-        prefix = head + _DATA_TAG + varint(len(data)) if data else head
-        parts.append(tag + varint(len(prefix) + len(data)) + prefix)
-        if data:
-            parts.append(data)
-    return parts
-
-
-def bytes_field(number: int, parts: list[Buffer]) -> list[Buffer]:
-    """Parts which joined are the field `number` whose value are `parts` joined."""
-    length = sum(map(len, parts))
-    return [varint(number << 3 | LENGTH_DELIMITED) + varint(length), *parts]
-
-
-_DATA_TAG = varint(TENSOR_DATA << 3 | LENGTH_DELIMITED)
+__all__ = ["BATCH_TENSORS", "TensorView", "bytes_field", "parse_batch", "parse_tensor", "tensor_parts"]
