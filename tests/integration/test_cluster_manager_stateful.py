@@ -123,7 +123,7 @@ class Mesh(RuleBasedStateMachine):
         self.incarnations[node_id] += anew
         gpu = cluster.DeviceInfo(name="gpu0", kind="host", capacity_bytes=100 * MIB)
         node = cluster.Node(
-            node_id=node_id, incarnation=str(self.incarnations[node_id]), router_address=node_id,
+            node_id=node_id, incarnation=str(self.incarnations[node_id]), router_address=node_id, link_address=node_id,
             device_address=node_id, coordinator_address=node_id, devices=[gpu],
         )  # fmt: skip
         self.run(self.fleet.register(node))

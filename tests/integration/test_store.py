@@ -48,8 +48,8 @@ def add_version(unit: Unit, name: str, version_id: str, digest: str = DIGEST) ->
 
 def add_node(unit: Unit, node_id: str, state: str = "READY", since: datetime = NOW) -> Node:
     node = Node(
-        node_id=node_id, incarnation="1", router_address="r", device_address="d", coordinator_address="c", state=state,
-        registered_at=NOW, last_heartbeat=NOW, since=since, devices=[],
+        node_id=node_id, incarnation="1", router_address="r", link_address="l", device_address="d",
+        coordinator_address="c", state=state, registered_at=NOW, last_heartbeat=NOW, since=since, devices=[],
     )  # fmt: skip
     unit.nodes.add(node)
     return node

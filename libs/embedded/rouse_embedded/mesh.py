@@ -174,12 +174,13 @@ class EmbeddedMesh:
         addresses["gateway"] = gateway_listen(options.listen)
         if not options.listen and addresses["gateway"] != GATEWAY:
             self._notify(Note(f"{GATEWAY} is taken: the gateway listens on {addresses['gateway']}"))
+        links = plan.link_addresses(options, folders)
         metrics = {name: f"127.0.0.1:{free_port()}" for name in names} if options.metrics else {}
         stores = plan.Stores.below(folders)
         self.info = MeshInfo(reachable(addresses["gateway"]), options, folders, stores, addresses, metrics)
         return [
             *(plan.store_spec(store, folders, environ, _answers(store)) for store in stores.all()),
-            *plan.service_specs(options, folders, stores, addresses, metrics, environ, self._health.probe),
+            *plan.service_specs(options, folders, stores, addresses, links, metrics, environ, self._health.probe),
         ]
 
     def _start(self, tasks: asyncio.TaskGroup, folders: Folders, specs: list[ProcessSpec]) -> None:

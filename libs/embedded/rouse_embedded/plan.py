@@ -12,6 +12,7 @@ from rouse_embedded.folders import TAG, Folders
 from rouse_embedded.options import MeshOptions
 from rouse_embedded.processes import ProcessSpec
 from rouse_embedded.stores import Nats, Postgres, Redis, Store
+from rouse_embedded.stores.base import HOST, free_port
 
 CLUSTER_SERVICES = ("cluster-manager", "model-repository", "comm-broker", "scaler", "gateway")
 NODE_SERVICES = ("gpu-server", "node-router", "coordinator")
@@ -54,6 +55,13 @@ def process_names(options: MeshOptions) -> list[str]:
     return [*CLUSTER_SERVICES, *(f"{service}@{node}" for node in node_ids(options) for service in NODE_SERVICES)]
 
 
+def link_addresses(options: MeshOptions, folders: Folders) -> dict[str, str]:
+    """Where links listen, by process: gateways reach a node over TCP, its services each other by Unix sockets."""
+    routers = {f"node-router@{node}": f"{HOST}:{free_port()}" for node in node_ids(options)}
+    devices = {f"gpu-server@{node}": f"unix:{folders.runtime}/{node}-gpu.link" for node in node_ids(options)}
+    return routers | devices
+
+
 def store_spec(
     store: Store, folders: Folders, environ: Mapping[str, str], answers: Callable[[int], Awaitable[bool]]
 ) -> ProcessSpec:
@@ -70,6 +78,7 @@ def service_specs(
     folders: Folders,
     stores: Stores,
     addresses: Mapping[str, str],
+    links: Mapping[str, str],
     metrics_addresses: Mapping[str, str],
     environ: Mapping[str, str],
     probe: Callable[[str], Callable[[int], Awaitable[bool]]],
@@ -78,13 +87,14 @@ def service_specs(
 
     Args:
         addresses, metrics_addresses: where each of `process_names` listens; without metrics the latter is empty.
+        links: where links listen, as `link_addresses` says.
         environ: what every process inherits; settings of ours take precedence.
         probe: makes the readiness check of an address.
     """
     specs = []
     for name in process_names(options):
         service, _, node = name.partition("@")
-        settings = _settings(options, folders, stores, addresses, service, node)
+        settings = _settings(options, folders, stores, addresses, links, service, node)
         settings |= {"metrics_listen": metrics_addresses[name]} if name in metrics_addresses else {}
         settings |= options.settings.get(service, {})
         prefix = f"ROUSE_{service.upper().replace('-', '_')}_"
@@ -101,7 +111,13 @@ def service_specs(
 
 
 def _settings(
-    options: MeshOptions, folders: Folders, stores: Stores, addresses: Mapping[str, str], service: str, node: str
+    options: MeshOptions,
+    folders: Folders,
+    stores: Stores,
+    addresses: Mapping[str, str],
+    links: Mapping[str, str],
+    service: str,
+    node: str,
 ) -> dict[str, str]:
     """The settings of one service, by field of its configuration."""
     name = f"{service}@{node}" if node else service
@@ -113,7 +129,7 @@ def _settings(
         "drain_s": str(DRAIN_S),
     }
     if node:
-        return common | _node_settings(options, folders, stores, addresses, service, node)
+        return common | _node_settings(options, folders, stores, addresses, links, service, node)
     own: dict[str, dict[str, str]] = {
         "cluster-manager": {
             "database": stores.postgres.url,
@@ -137,16 +153,25 @@ def _settings(
 
 
 def _node_settings(
-    options: MeshOptions, folders: Folders, stores: Stores, addresses: Mapping[str, str], service: str, node: str
+    options: MeshOptions,
+    folders: Folders,
+    stores: Stores,
+    addresses: Mapping[str, str],
+    links: Mapping[str, str],
+    service: str,
+    node: str,
 ) -> dict[str, str]:
     router, device = addresses[f"node-router@{node}"], addresses[f"gpu-server@{node}"]
     own: dict[str, dict[str, str]] = {
         "node-router": {
+            "link_listen": links[f"node-router@{node}"],
             "gpu_server": device,
+            "gpu_server_link": links[f"gpu-server@{node}"],
             "cluster_manager": addresses["cluster-manager"],
             "redis": stores.redis.url,
         },
         "gpu-server": {
+            "link_listen": links[f"gpu-server@{node}"],
             "model_repository": addresses["model-repository"],
             "coordinator": addresses[f"coordinator@{node}"],
             "device": ",".join(options.devices),
@@ -158,6 +183,7 @@ def _node_settings(
             "cluster_manager": addresses["cluster-manager"],
             "gpu_server": device,
             "node_router": router,
+            "node_router_link": links[f"node-router@{node}"],
             "runtime_dir": str(folders.runtime / node),
         },
     }

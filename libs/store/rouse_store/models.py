@@ -182,6 +182,7 @@ class Node(Base):
     node_id: Mapped[str] = mapped_column(primary_key=True)
     incarnation: Mapped[str]
     router_address: Mapped[str]
+    link_address: Mapped[str]
     device_address: Mapped[str]
     coordinator_address: Mapped[str]
     state: Mapped[str]

@@ -89,6 +89,7 @@ class NodeServices(coordination.CoordinationServiceServicer, device.DeviceServic
             node_id=self.node_id,
             incarnation=self.incarnation,
             router_address=self.address,
+            link_address=self.address,
             device_address=self.address,
             coordinator_address=self.address,
             devices=self.devices,

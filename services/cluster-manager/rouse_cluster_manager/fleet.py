@@ -181,9 +181,9 @@ def _register(unit: Unit, message: cluster.Node, time: float) -> set[str]:
     is_new = node is None
     if node is None:
         node = Node(
-            node_id=node_id, incarnation=message.incarnation, router_address=addresses[0], device_address=addresses[1],
-            coordinator_address=addresses[2], state="READY", registered_at=now, last_heartbeat=now, since=now,
-            devices=[],
+            node_id=node_id, incarnation=message.incarnation, router_address=addresses[0],
+            link_address=message.link_address, device_address=addresses[1], coordinator_address=addresses[2],
+            state="READY", registered_at=now, last_heartbeat=now, since=now, devices=[],
         )  # fmt: skip
         unit.nodes.add(node)
     before = {node.router_address, node.device_address, node.coordinator_address}
@@ -194,6 +194,7 @@ def _register(unit: Unit, message: cluster.Node, time: float) -> set[str]:
                 advance(unit, row, Report.NODE_GONE, f"node {node_id} started anew", time)
     node.incarnation = message.incarnation
     node.router_address, node.device_address, node.coordinator_address = addresses
+    node.link_address = message.link_address
     if is_new or restarted or returned:
         node.registered_at = node.since = now
         kind = "node.registered" if is_new or restarted else "node.returned"

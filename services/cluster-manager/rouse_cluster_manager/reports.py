@@ -28,7 +28,7 @@ def check_node(node: cluster.Node) -> None:
     def bad(text: str) -> InvalidArgument:
         return InvalidArgument("BAD_NODE", f"node '{node.node_id[:MAX_ID_CHARS]}': {text}")
 
-    for what in ("node_id", "incarnation", "router_address", "device_address", "coordinator_address"):
+    for what in ("node_id", "incarnation", "router_address", "link_address", "device_address", "coordinator_address"):
         value = getattr(node, what)
         if not value or len(value) > MAX_ID_CHARS or not value.isprintable():
             raise bad(f"{what} is empty, longer than {MAX_ID_CHARS} characters or not printable")

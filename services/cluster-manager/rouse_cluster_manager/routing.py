@@ -79,6 +79,7 @@ def build(
             cluster.NodeRoute(
                 node_id=node_id,
                 router_address=node.router_address,
+                link_address=node.link_address,
                 queued_requests=0 if report is None else report.queued_requests,
                 residency=[entry for entry in residency if entry.version_id in routed and entry.state != "ABSENT"],
             )

@@ -90,7 +90,10 @@ class CoordinatorApp:
         await local.set_serving(True)
         await server.start()
         addresses = Addresses(
-            config.node_router, config.advertise_gpu_server or config.gpu_server, config.advertise or server.address
+            config.node_router,
+            config.node_router_link,
+            config.advertise_gpu_server or config.gpu_server,
+            config.advertise or server.address,
         )
         registered = asyncio.Event()
         agent = NodeAgent(

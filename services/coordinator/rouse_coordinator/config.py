@@ -6,11 +6,13 @@ import re
 from dataclasses import dataclass
 
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address
+from rouse_contracts.links import LINK_SUFFIX
 
-# A Unix socket's path has 107 characters at most; an instance's is runtime_dir/<64>.sock.
+# A Unix socket's path has 107 characters at most; those of an instance are runtime_dir/<36>.sock and, for its link,
+# the same with .link.
 MAX_SOCKET_PATH = 107
 MAX_INSTANCE_ID = 36
-MAX_RUNTIME_DIR = MAX_SOCKET_PATH - len("/.sock") - MAX_INSTANCE_ID
+MAX_RUNTIME_DIR = MAX_SOCKET_PATH - len("/.sock" + LINK_SUFFIX) - MAX_INSTANCE_ID
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -22,6 +24,7 @@ class CoordinatorConfig(ServiceConfig):
     cluster_manager: str = option("", "address of cluster-manager, host:port")
     gpu_server: str = option("", "address of this node's gpu-server, host:port")
     node_router: str = option("", "address of this node's node-router, host:port, as gateways reach it")
+    node_router_link: str = option("", "address of its link, host:port, as gateways reach it")
     advertise: str = option("", "address of this coordinator as others reach it, host:port; empty: where it listens")
     advertise_gpu_server: str = option(
         "", "address of gpu-server as others reach it, host:port; empty: gpu_server"
@@ -48,7 +51,7 @@ class CoordinatorConfig(ServiceConfig):
     def validate(self) -> None:
         if not NODE_ID.fullmatch(self.node_id):
             raise ConfigError(f"node_id={self.node_id}: want letters, digits, '.', '_' and '-', 128 at most")
-        for name in ("cluster_manager", "gpu_server", "node_router"):
+        for name in ("cluster_manager", "gpu_server", "node_router", "node_router_link"):
             parse_address(getattr(self, name), name)
         if not self.runtime_dir.startswith("/") or len(self.runtime_dir) > MAX_RUNTIME_DIR:
             raise ConfigError(

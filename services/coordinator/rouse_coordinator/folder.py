@@ -6,6 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from rouse_contracts.links import LINK_SUFFIX
+
 SOCKET = "coordinator.sock"
 LOCK = "lock"
 
@@ -44,5 +46,6 @@ class RuntimeFolder:
             self._lock = None
 
     def _remove_sockets(self) -> None:
-        for socket in self.path.glob("*.sock"):
-            socket.unlink(missing_ok=True)
+        for pattern in ("*.sock", f"*.sock{LINK_SUFFIX}"):
+            for socket in self.path.glob(pattern):
+                socket.unlink(missing_ok=True)

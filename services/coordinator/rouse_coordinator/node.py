@@ -27,6 +27,7 @@ class Addresses:
     """host:port of the node's services, as others reach them."""
 
     node_router: str
+    node_router_link: str
     gpu_server: str
     coordinator: str
 
@@ -128,6 +129,7 @@ class NodeAgent:
             node_id=self._node_id,
             incarnation=self.incarnation,
             router_address=self._addresses.node_router,
+            link_address=self._addresses.node_router_link,
             device_address=self._addresses.gpu_server,
             coordinator_address=self._addresses.coordinator,
             devices=[

@@ -42,6 +42,9 @@ def parse_device(text: str) -> DeviceSpec:
 @dataclass(frozen=True)
 class GpuServerConfig(ServiceConfig):
     node_id: str = option("node-0", "name of this node")
+    link_listen: str = option(
+        "127.0.0.1:0", "address of the link that node-router takes leases by, host:port or unix:PATH"
+    )
     model_repository: str = option("127.0.0.1:7002", "address of model-repository")
     coordinator: str = option("127.0.0.1:7012", "address of this node's coordinator")
     device: tuple[str, ...] = option(("host:cpu0=2GiB",), "a device, KIND:NAME=SIZE; repeat for more")
@@ -76,6 +79,8 @@ class GpuServerConfig(ServiceConfig):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"--device: '{name}' is named {names.count(name)} times; names are unique")
+        if not self.link_listen.startswith("unix:"):
+            parse_address(self.link_listen, "--link-listen")
         parse_address(self.model_repository, "--model-repository")
         parse_address(self.coordinator, "--coordinator")
         for what, folder in (("--memory-dir", self.memory_dir), ("--cache-dir", self.cache_dir)):

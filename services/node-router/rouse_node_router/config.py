@@ -12,7 +12,9 @@ class NodeRouterConfig(ServiceConfig):
     """What node-router can be told, beside what every service can."""
 
     node_id: str = option("node0", "name of the node that it serves")
+    link_listen: str = option("127.0.0.1:0", "address of the link that requests come by, host:port or unix:PATH")
     gpu_server: str = option("127.0.0.1:7101", "address of the node's gpu-server, host:port or unix:PATH")
+    gpu_server_link: str = option("127.0.0.1:7111", "address of gpu-server's link, host:port or unix:PATH")
     cluster_manager: str = option("127.0.0.1:7001", "address of cluster-manager, host:port")
     redis: str = option("redis://127.0.0.1:6379/0", "Redis, which completions are counted in, URL")
     max_acquires: int = option(64, "requests of all functions that wait for a device at once", low=1, high=4096)
@@ -26,6 +28,7 @@ class NodeRouterConfig(ServiceConfig):
         """Raises ConfigError naming the setting that cannot be used."""
         if not self.node_id:
             raise ConfigError("node_id: want a name")
-        if not self.gpu_server.startswith("unix:"):
-            parse_address(self.gpu_server, "gpu_server")
+        for name in ("link_listen", "gpu_server", "gpu_server_link"):
+            if not getattr(self, name).startswith("unix:"):
+                parse_address(getattr(self, name), name)
         parse_address(self.cluster_manager, "cluster_manager")

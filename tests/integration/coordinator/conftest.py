@@ -33,7 +33,8 @@ async def start(run_dir: Path) -> AsyncIterator[Callable[..., object]]:
                 stack.push_async_callback(double.stop)
             coordinator = Coordinator(
                 run_dir, "--node-id", "n1", "--cluster-manager", cluster.address,
-                "--gpu-server", gpu_server.address, "--node-router", node_router.address, "--sync-s", "0.3", *flags,
+                "--gpu-server", gpu_server.address, "--node-router", node_router.address,
+                "--node-router-link", "127.0.0.1:7999", "--sync-s", "0.3", *flags,
             )  # fmt: skip
             await coordinator.start()
             stack.push_async_callback(coordinator.stop)

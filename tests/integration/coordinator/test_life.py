@@ -54,7 +54,7 @@ async def test_the_node_is_registered_and_reports_itself(tmp_path: Path, start: 
     await node.cluster.until(lambda: len(node.cluster.heartbeats) >= 2)
     entry = node.cluster.nodes["n1"]
     assert entry.coordinator_address == node.coordinator.address
-    assert entry.router_address == node.node_router.address
+    assert (entry.router_address, entry.link_address) == (node.node_router.address, "127.0.0.1:7999")
     assert [(info.name, info.kind, info.capacity_bytes) for info in entry.devices] == [("cpu0", "host", 1 << 30)]
     beat = node.cluster.heartbeats[-1]
     assert beat.incarnation == entry.incarnation

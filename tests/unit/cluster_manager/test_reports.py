@@ -12,8 +12,9 @@ from rouse_contracts import cluster, functions
 
 
 def node(**fields: Any) -> cluster.Node:
-    whole: dict[str, Any] = {"node_id": "n", "incarnation": "1", "router_address": "r", "device_address": "d"}
-    return cluster.Node(**(whole | {"coordinator_address": "c"} | fields))
+    addresses = {f"{what}_address": what for what in ("router", "link", "device", "coordinator")}
+    whole: dict[str, Any] = {"node_id": "n", "incarnation": "1"}
+    return cluster.Node(**(whole | addresses | fields))
 
 
 def gpu(name: str = "a", kind: str = "host", capacity_bytes: int = 1) -> cluster.DeviceInfo:

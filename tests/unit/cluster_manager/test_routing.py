@@ -35,8 +35,8 @@ def make_function(name: str, state: str, versions: int) -> Function:
 
 def make_node(node_id: str, state: str) -> Node:
     return Node(
-        node_id=node_id, incarnation="1", router_address=f"{node_id}:1", device_address="", coordinator_address="",
-        state=state, registered_at=NOW, last_heartbeat=NOW, since=NOW, devices=[],
+        node_id=node_id, incarnation="1", router_address=f"{node_id}:1", link_address=f"{node_id}:2", device_address="",
+        coordinator_address="", state=state, registered_at=NOW, last_heartbeat=NOW, since=NOW, devices=[],
     )  # fmt: skip
 
 

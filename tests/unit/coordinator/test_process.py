@@ -11,7 +11,10 @@ from rouse_coordinator.adapters.process import Launch, environment, explain
 from rouse_coordinator.config import MAX_RUNTIME_DIR, CoordinatorConfig
 from rouse_coordinator.folder import RuntimeFolder
 
-FLAGS = {"node-id": "n1", "cluster-manager": "h:1", "gpu-server": "h:2", "node-router": "h:3", "runtime-dir": "/run/r"}
+FLAGS = {
+    "node-id": "n1", "cluster-manager": "h:1", "gpu-server": "h:2", "node-router": "h:3", "node-router-link": "h:4",
+    "runtime-dir": "/run/r",
+}  # fmt: skip
 
 
 def config(**changes: str) -> CoordinatorConfig:
@@ -66,7 +69,7 @@ def test_settings_that_cannot_be_used_stop_the_start(changes: dict[str, str]) ->
 
 def test_the_longest_folder_still_has_room_for_a_socket() -> None:
     longest = config(runtime_dir="/" + "x" * (MAX_RUNTIME_DIR - 1)).runtime_dir
-    assert len(f"{longest}/{'i' * 36}.sock") <= 107
+    assert len(f"{longest}/{'i' * 36}.sock.link") <= 107
 
 
 def test_the_folder_is_ours_alone_and_cleared(tmp_path: Path) -> None:
@@ -80,8 +83,9 @@ def test_the_folder_is_ours_alone_and_cleared(tmp_path: Path) -> None:
     assert (path / "old.sock").exists()
     first.close()
     assert not list(path.iterdir())
-    (path / "old.sock").touch()
+    for name in ("old.sock", "old.sock.link"):
+        (path / name).touch()
     second = RuntimeFolder(str(path))
     second.open()
-    assert not list(path.glob("*.sock"))
+    assert not list(path.glob("old*"))
     second.close()

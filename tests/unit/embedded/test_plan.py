@@ -47,6 +47,7 @@ class Planned:
         self.stores = plan.Stores(Postgres(folder / "pg", 1), Nats(folder / "nats", 2), Redis(folder / "redis", 3))
         self.names = plan.process_names(self.options)
         self.addresses = {name: f"127.0.0.1:{7000 + number}" for number, name in enumerate(self.names)}
+        self.links = plan.link_addresses(self.options, self.folders)
         metrics = {name: f"127.0.0.1:{8000 + number}" for number, name in enumerate(self.names)}
         self.specs = {spec.name: spec for spec in self.service_specs(metrics)}
 
@@ -55,7 +56,14 @@ class Planned:
             return True
 
         return plan.service_specs(
-            self.options, self.folders, self.stores, self.addresses, metrics, {"PATH": "/bin"}, lambda _: ready
+            self.options,
+            self.folders,
+            self.stores,
+            self.addresses,
+            self.links,
+            metrics,
+            {"PATH": "/bin"},
+            lambda _: ready,
         )
 
     def config(self, name: str) -> Any:
@@ -91,7 +99,9 @@ def test_nodes_know_their_own_neighbours(planned: Planned) -> None:
         server = planned.config(f"gpu-server@{node}")
         assert server.coordinator == planned.addresses[f"coordinator@{node}"]
         assert server.device == ("host:a=1GiB", "host:b=1GiB")
-        assert planned.config(f"node-router@{node}").gpu_server == device
+        node_router = planned.config(f"node-router@{node}")
+        assert (node_router.gpu_server, node_router.gpu_server_link) == (device, server.link_listen)
+        assert coordinator.node_router_link == node_router.link_listen
     folders = [planned.config(f"gpu-server@{node}") for node in ("node0", "node1")]
     assert folders[0].memory_dir != folders[1].memory_dir
     assert folders[0].cache_dir != folders[1].cache_dir

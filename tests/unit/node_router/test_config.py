@@ -13,6 +13,7 @@ from rouse_node_router.config import NodeRouterConfig
     [
         (["--node-id", ""], "node_id: want a name"),
         (["--gpu-server", "nowhere"], "gpu_server=nowhere: want host:port"),
+        (["--gpu-server-link", "7111"], "gpu_server_link=7111: want host:port"),
         (["--cluster-manager", "host:99999"], "cluster_manager=host:99999: want host:port"),
         (["--max-acquires-per-version", "0"], "want 1 to 64"),
     ],
@@ -23,5 +24,6 @@ def test_what_makes_no_sense_is_refused(argv: list[str], complaint: str) -> None
 
 
 def test_gpu_server_may_listen_on_a_socket() -> None:
-    config = load(NodeRouterConfig, "node-router", ["--gpu-server", "unix:/run/gpu.sock"], {})
-    assert config.gpu_server == "unix:/run/gpu.sock"
+    argv = ["--gpu-server", "unix:/run/gpu.sock", "--gpu-server-link", "unix:/run/gpu.link"]
+    config = load(NodeRouterConfig, "node-router", argv, {})
+    assert (config.gpu_server, config.gpu_server_link) == ("unix:/run/gpu.sock", "unix:/run/gpu.link")

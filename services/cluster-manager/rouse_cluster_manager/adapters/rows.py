@@ -127,6 +127,7 @@ def node_message(row: models.Node) -> cluster.Node:
         node_id=row.node_id,
         incarnation=row.incarnation,
         router_address=row.router_address,
+        link_address=row.link_address,
         device_address=row.device_address,
         coordinator_address=row.coordinator_address,
         devices=[

@@ -16,6 +16,7 @@ from typing import IO
 
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
+from rouse_contracts.links import LINK_SUFFIX
 from rouse_coordinator.adapters.child import exit_of
 from rouse_coordinator.adapters.templates import TemplateLost, Templates, kind_for
 from rouse_coordinator.config import CoordinatorConfig
@@ -121,7 +122,7 @@ class InstanceProcess:
         return await asyncio.shield(self._exit)
 
     async def ended(self) -> int:
-        """As `wait`; then ends what the process started, reads its last lines and removes its socket."""
+        """As `wait`; then ends what the process started, reads its last lines and removes its sockets."""
         code = await self.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -129,7 +130,8 @@ class InstanceProcess:
         if done:
             self._lines.result()
         self._lines.cancel()
-        self._socket.unlink(missing_ok=True)
+        for socket in (self._socket, self._socket.with_name(self._socket.name + LINK_SUFFIX)):
+            socket.unlink(missing_ok=True)
         return code
 
     def signal(self, number: signal.Signals) -> None:
