@@ -1,13 +1,14 @@
 """Nodes are known by the address of node-router's link, too. A node registers again within seconds and says it.
 
-Revision ID: 0002
+Revision ID: 0003
+Revises: 0002
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
 
