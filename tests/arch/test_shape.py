@@ -18,8 +18,10 @@ EVERYWHERE = ("libs", "services", "tests", "scripts")
 
 # What users may rely on. Taking a name away breaks them; adding one is a promise.
 PUBLIC = {
-    "AlreadyExists", "AsyncClient", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Deployment", "Description",
-    "Device", "Event", "FailedPrecondition", "Function", "Instance", "Internal", "InvalidArgument", "Node", "NotFound",
+    "AlreadyExists", "AsyncClient",
+    "Batching", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Deployment", "Description",
+    "Device", "Event", "FailedPrecondition", "Function", "Instance", "Internal", "InvalidArgument",
+    "Limits", "Node", "NotFound",
     "Objective", "Package", "PackageError", "PermissionDenied", "Progress", "Residency", "ResourceExhausted",
     "Resources", "Result", "RouseError", "Scaling", "Service", "Span", "Status", "TensorSpec", "Timings",
     "Unauthenticated", "Unavailable", "Unimplemented", "Unreachable", "Usage", "Version", "__version__", "read_package",

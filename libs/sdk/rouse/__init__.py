@@ -27,12 +27,14 @@ from rouse.errors import (
 )
 from rouse.package import Package, read_package
 from rouse.types import (
+    Batching,
     Deployment,
     Description,
     Device,
     Event,
     Function,
     Instance,
+    Limits,
     Node,
     Objective,
     Progress,
@@ -54,6 +56,7 @@ __version__ = _version("rouse")
 __all__ = [
     "AlreadyExists",
     "AsyncClient",
+    "Batching",
     "Cancelled",
     "Client",
     "DataLoss",
@@ -67,6 +70,7 @@ __all__ = [
     "Instance",
     "Internal",
     "InvalidArgument",
+    "Limits",
     "Node",
     "NotFound",
     "Objective",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from rouse import types
 from rouse_contracts import functions as contract
+from rouse_contracts import specs
 
 _FORMATS = {
     contract.ARTEFACT_FORMAT_HUGGING_FACE: "HUGGING_FACE",
@@ -44,6 +45,17 @@ def version(message: contract.FunctionVersion) -> types.Version:
         ),
         objective=objective if spec.HasField("objective") else None,
         queue_capacity=spec.queue_capacity,
+        batching=(
+            types.Batching(spec.batching.max_batch_size, spec.batching.max_delay_us)
+            if specs.is_batchable(spec)
+            else None
+        ),
+        limits=types.Limits(spec.limits.max_concurrent_requests),
+        decoupled=spec.decoupled,
+        pinned=spec.pinned,
+        shared=spec.shared,
+        environment=dict(spec.environment),
+        secrets={reference.variable: reference.secret for reference in spec.secrets},
     )
 
 
@@ -142,22 +154,32 @@ def _device(message: contract.DeviceSummary) -> types.Device:
 def spec_message(
     name: str,
     *,
-    handler: str,
-    options: dict[str, str],
-    inputs: Iterable[types.TensorSpec],
-    outputs: Iterable[types.TensorSpec],
-    scaling: types.Scaling | None,
-    resources: types.Resources | None,
-    objective: types.Objective | None,
-    queue_capacity: int,
-    description: str,
+    handler: str = "",
+    options: Mapping[str, str] | None = None,
+    inputs: Iterable[types.TensorSpec] = (),
+    outputs: Iterable[types.TensorSpec] = (),
+    scaling: types.Scaling | None = None,
+    resources: types.Resources | None = None,
+    objective: types.Objective | None = None,
+    queue_capacity: int = 0,
+    description: str = "",
+    batching: types.Batching | None = None,
+    limits: types.Limits | None = None,
+    decoupled: bool = False,
+    pinned: bool = False,
+    shared: bool = False,
+    environment: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> contract.FunctionSpec:
     """A FunctionSpec; what is None is left to the mesh's defaults."""
     message = contract.FunctionSpec(
-        name=name, handler=handler, options=options, queue_capacity=queue_capacity, description=description
-    )
-    for field, specs in (("inputs", inputs), ("outputs", outputs)):
-        for spec in specs:
+        name=name, handler=handler, options=options, queue_capacity=queue_capacity, description=description,
+        decoupled=decoupled, pinned=pinned, shared=shared, environment=environment,
+    )  # fmt: skip
+    for variable, secret in (secrets or {}).items():
+        message.secrets.add(variable=variable, secret=secret)
+    for field, tensors in (("inputs", inputs), ("outputs", outputs)):
+        for spec in tensors:
             getattr(message.signature, field).add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
     if scaling is not None:
         idle = Duration()
@@ -177,6 +199,12 @@ def spec_message(
         )
     if objective is not None:
         message.objective.CopyFrom(contract.Objective(latency_ms=objective.latency_ms, percentile=objective.percentile))
+    if batching is not None:
+        message.batching.CopyFrom(
+            contract.Batching(max_batch_size=batching.max_batch_size, max_delay_us=batching.max_delay_us)
+        )
+    if limits is not None:
+        message.limits.CopyFrom(contract.Limits(max_concurrent_requests=limits.max_concurrent_requests))
     return message
 
 

@@ -193,4 +193,11 @@ def _spec(package: Package, overrides: Overrides) -> contract.FunctionSpec:
         objective=overrides.objective or manifest.objective,
         queue_capacity=manifest.queue_capacity,
         description=manifest.description if overrides.description is None else overrides.description,
+        batching=manifest.batching,
+        limits=manifest.limits,
+        decoupled=manifest.decoupled,
+        pinned=manifest.pinned,
+        shared=manifest.shared,
+        environment=manifest.environment,
+        secrets=manifest.secrets,
     )

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rouse.convert import spec_message
 from rouse.errors import PackageError
-from rouse.types import Objective, Resources, Scaling, TensorSpec
+from rouse.toml_lines import Lines
+from rouse.types import Batching, Limits, Objective, Resources, Scaling, TensorSpec
+from rouse_contracts import specs
 from rouse_contracts.tensors import DATATYPES
 
 FILE = "rouse.toml"
@@ -36,14 +39,38 @@ class Manifest:
     resources: Resources | None = None
     objective: Objective | None = None
     options: Mapping[str, str] | None = None
+    batching: Batching | None = None
+    limits: Limits | None = None
+    decoupled: bool = False
+    pinned: bool = False
+    shared: bool = False
+    environment: Mapping[str, str] | None = None
+    secrets: Mapping[str, str] | None = None
 
 
 def parse(text: str) -> Manifest:
-    """Reads the text of a rouse.toml. Raises PackageError BAD_SPEC that names the key."""
+    """Reads the text of a rouse.toml. Raises PackageError BAD_SPEC | BAD_NAME that names the key and its line."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise _bad(f"it is not TOML: {error}") from None
+        raise PackageError(f"{FILE}: it is not TOML: {error}", reason="BAD_SPEC") from None
+    try:
+        manifest = _manifest(content)
+        specs.check(
+            spec_message(
+                manifest.name, inputs=manifest.inputs, outputs=manifest.outputs, batching=manifest.batching,
+                decoupled=manifest.decoupled, environment=manifest.environment, secrets=manifest.secrets,
+            )
+        )  # fmt: skip
+    except specs.SpecError as error:
+        line = Lines(text).of(error.key)
+        where = FILE if line is None else f"{FILE}, line {line}"
+        reason = "BAD_NAME" if isinstance(error, _NameError) else "BAD_SPEC"
+        raise PackageError(f"{where}: {error}", reason=reason) from None
+    return manifest
+
+
+def _manifest(content: dict[str, Any]) -> Manifest:
     table = _Table("", content)
     manifest = Manifest(
         name=table.get("name", _name, ""),
@@ -56,6 +83,13 @@ def parse(text: str) -> Manifest:
         resources=table.get("resources", _resources, None),
         objective=table.get("objective", _objective, None),
         options=table.get("options", _options, None),
+        batching=table.get("batching", _batching, None),
+        limits=table.get("limits", _limits, None),
+        decoupled=table.get("decoupled", _flag, False),
+        pinned=table.get("pinned", _flag, False),
+        shared=table.get("shared", _flag, False),
+        environment=table.get("environment", _options, None),
+        secrets=table.get("secrets", _references, None),
     )
     table.finish()
     return manifest
@@ -68,8 +102,8 @@ def check_name(name: str) -> str:
     return name
 
 
-def _bad(message: str) -> PackageError:
-    return PackageError(f"{FILE}: {message}", reason="BAD_SPEC")
+class _NameError(specs.SpecError):
+    """A name that no function may have."""
 
 
 class _Table:
@@ -77,7 +111,7 @@ class _Table:
 
     def __init__(self, path: str, content: Any) -> None:
         if not isinstance(content, dict):
-            raise _bad(f"'{path}' must be a table, as [{path}]")
+            raise specs.SpecError(path, f"must be a table, as [{path}]")
         self.path, self.content = path, content
         self.known: list[str] = []
 
@@ -88,7 +122,7 @@ class _Table:
 
     def need(self, key: str, read: Callable[[str, Any], Any]) -> Any:
         if key not in self.content:
-            raise _bad(f"'{self.path}' lacks '{key}'")
+            raise specs.SpecError(self.path, f"lacks '{key}'")
         return self.get(key, read, None)
 
     def finish(self) -> None:
@@ -97,29 +131,33 @@ class _Table:
                 continue
             close = difflib.get_close_matches(key, self.known, 1)
             guess = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(self.known)}"
-            raise _bad(f"unknown key '{self.path}{'.' if self.path else ''}{key}'; {guess}")
+            raise specs.SpecError(f"{self.path}{'.' if self.path else ''}{key}", f"is not known; {guess}")
 
 
 def _text(path: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise _bad(f"'{path}' must be a text")
+        raise specs.SpecError(path, "must be a text")
     return value
 
 
 def _name(path: str, value: Any) -> str:
-    return check_name(_text(path, value))
+    if not NAME.fullmatch(_text(path, value)):
+        raise _NameError(
+            path, f"is '{value[:140]}', which is not a function name: want 1 to 128 letters, digits, '.', '_' or '-'"
+        )
+    return str(value)
 
 
 def _handler(path: str, value: Any) -> str:
     if not HANDLER.fullmatch(_text(path, value)):
-        raise _bad(f"'{path}' is '{value}'; want \"module:Class\"")
+        raise specs.SpecError(path, f"is '{value}'; want \"module:Class\"")
     return str(value)
 
 
 def _whole(low: int, high: int) -> Callable[[str, Any], int]:
     def read(path: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _bad(f"'{path}' is {value!r}; want a whole number from {low} to {high}")
+            raise specs.SpecError(path, f"is {value!r}; want a whole number from {low} to {high}")
         return value
 
     return read
@@ -128,7 +166,7 @@ def _whole(low: int, high: int) -> Callable[[str, Any], int]:
 def _number(low: float, high: float) -> Callable[[str, Any], float]:
     def read(path: str, value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-            raise _bad(f"'{path}' is {value!r}; want a number from {low:g} to {high:g}")
+            raise specs.SpecError(path, f"is {value!r}; want a number from {low:g} to {high:g}")
         return float(value)
 
     return read
@@ -139,19 +177,19 @@ def _size(path: str, value: Any) -> int:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B)?", text, re.IGNORECASE) if isinstance(text, str) else None
     if match is None:
-        raise _bad(f"'{path}' is {value!r}; want bytes, as 1000000 or \"64MiB\"")
+        raise specs.SpecError(path, f'is {value!r}; want bytes, as 1000000 or "64MiB"')
     return int(float(match[1]) * UNITS[(match[2] or "").upper()])
 
 
 def _tensors(path: str, value: Any) -> tuple[TensorSpec, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_TENSORS:
-        raise _bad(f"'{path}' must be 1 to {MAX_TENSORS} tables, each as [[{path}]]")
-    specs = tuple(_tensor(f"{path}[{index}]", entry) for index, entry in enumerate(value))
-    names = [spec.name for spec in specs]
+        raise specs.SpecError(path, f"must be 1 to {MAX_TENSORS} tables, each as [[{path}]]")
+    tensors = tuple(_tensor(f"{path}[{index}]", entry) for index, entry in enumerate(value))
+    names = [tensor.name for tensor in tensors]
     for name in names:
         if names.count(name) > 1:
-            raise _bad(f"'{path}' names '{name}' twice")
-    return specs
+            raise specs.SpecError(path, f"names '{name}' twice")
+    return tensors
 
 
 def _tensor(path: str, value: Any) -> TensorSpec:
@@ -161,15 +199,15 @@ def _tensor(path: str, value: Any) -> TensorSpec:
     shape = table.need("shape", _shape)
     table.finish()
     if not name:
-        raise _bad(f"'{path}.name' is empty")
+        raise specs.SpecError(f"{path}.name", "is empty")
     if datatype not in DATATYPES:
-        raise _bad(f"'{path}.datatype' is '{datatype}'; want one of {', '.join(sorted(DATATYPES))}")
+        raise specs.SpecError(f"{path}.datatype", f"is '{datatype}'; want one of {', '.join(sorted(DATATYPES))}")
     return TensorSpec(name, datatype, shape)
 
 
 def _shape(path: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MAX_DIMENSIONS:
-        raise _bad(f"'{path}' must be a list of at most {MAX_DIMENSIONS} sizes, -1 for any")
+        raise specs.SpecError(path, f"must be a list of at most {MAX_DIMENSIONS} sizes, -1 for any")
     size = _whole(-1, 1 << 40)
     return tuple(size(path, entry) for entry in value)
 
@@ -183,7 +221,7 @@ def _scaling(path: str, value: Any) -> Scaling:
     )
     table.finish()
     if scaling.min_instances > scaling.max_instances:
-        raise _bad(f"'{path}.min_instances' is above '{path}.max_instances'")
+        raise specs.SpecError(f"{path}.min_instances", f"is above '{path}.max_instances'")
     return scaling
 
 
@@ -208,10 +246,38 @@ def _objective(path: str, value: Any) -> Objective:
     return objective
 
 
+def _batching(path: str, value: Any) -> Batching:
+    table = _Table(path, value)
+    batching = Batching(
+        table.need("max_batch_size", _whole(1, specs.MAX_BATCH_SIZE)),
+        table.get("max_delay_us", _whole(0, specs.MAX_DELAY_US), 0),
+    )
+    table.finish()
+    return batching
+
+
+def _limits(path: str, value: Any) -> Limits:
+    table = _Table(path, value)
+    limits = Limits(table.get("max_concurrent_requests", _whole(1, specs.MAX_CONCURRENT_REQUESTS), 0))
+    table.finish()
+    return limits
+
+
+def _flag(path: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise specs.SpecError(path, f"is {value!r}; want true or false")
+    return value
+
+
+def _references(path: str, value: Any) -> dict[str, str]:
+    content = _Table(path, value).content
+    return {variable: _text(f"{path}.{variable}", secret) for variable, secret in content.items()}
+
+
 def _options(path: str, value: Any) -> dict[str, str]:
     content = _Table(path, value).content
     if len(content) > MAX_OPTIONS:
-        raise _bad(f"'{path}' has more than {MAX_OPTIONS} entries")
+        raise specs.SpecError(path, f"has more than {MAX_OPTIONS} entries")
     return {key: _option(f"{path}.{key}", entry) for key, entry in content.items()}
 
 
@@ -220,4 +286,4 @@ def _option(path: str, value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise _bad(f"'{path}' must be a text, a number or true or false")
+    raise specs.SpecError(path, "must be a text, a number or true or false")

@@ -45,6 +45,21 @@ class Objective:
 
 
 @dataclass(frozen=True)
+class Batching:
+    """How requests are executed together: up to `max_batch_size` rows, for which one waits `max_delay_us` at most."""
+
+    max_batch_size: int
+    max_delay_us: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is refused at once; 0 is no limit."""
+
+    max_concurrent_requests: int = 0
+
+
+@dataclass(frozen=True)
 class Version:
     """One immutable version of a function."""
 
@@ -64,6 +79,14 @@ class Version:
     resources: Resources
     objective: Objective | None
     queue_capacity: int
+    batching: Batching | None = None
+    limits: Limits = Limits()
+    decoupled: bool = False
+    pinned: bool = False
+    shared: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # Names of secrets by environment variable.
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import re
 from rouse_common.errors import InvalidArgument
 from rouse_contracts import functions
 from rouse_contracts.repository import Artefact
+from rouse_contracts.specs import SpecError
+from rouse_contracts.specs import check as check_rules
 from rouse_contracts.tensors import DATATYPES
 from rouse_store.models import MAX_BYTES, NAME_PATTERN
 
@@ -52,6 +54,10 @@ def effective(spec: functions.FunctionSpec, artefact: Artefact) -> functions.Fun
         full.signature.CopyFrom(artefact.signature)
     _check_signature(full)
     _check_texts(full)
+    try:
+        check_rules(full)
+    except SpecError as error:
+        raise _bad(full, str(error)) from None
     _fill_scaling(full)
     _check_resources(full)
     _fill_objective(full)

@@ -7,6 +7,8 @@ import re
 from rouse_common.errors import InvalidArgument
 from rouse_contracts.functions import ARTEFACT_FORMAT_PYTHON, FunctionSpec, TensorSpec
 from rouse_contracts.repository import Artefact
+from rouse_contracts.specs import SpecError
+from rouse_contracts.specs import check as check_rules
 from rouse_contracts.tensors import DATATYPES
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -29,13 +31,7 @@ def check_spec(spec: FunctionSpec) -> None:
         raise _bad(spec, f"handler '{spec.handler[:200]}': want module:Class")
     if spec.HasField("objective") and not 0 < spec.objective.percentile < 1:
         raise _bad(spec, f"objective.percentile is {spec.objective.percentile}: want a number between 0 and 1, as 0.98")
-    scaling = spec.scaling
-    if scaling.max_instances and scaling.min_instances > scaling.max_instances:
-        raise _bad(
-            spec, f"scaling.min_instances is {scaling.min_instances}, scaling.max_instances {scaling.max_instances}"
-        )
-    if spec.scaling.HasField("idle_timeout") and scaling.idle_timeout.ToNanoseconds() < 0:
-        raise _bad(spec, "scaling.idle_timeout is negative")
+    _check_scaling(spec)
     for kind, tensors in (("input", spec.signature.inputs), ("output", spec.signature.outputs)):
         names = [tensor.name for tensor in tensors]
         if len(names) > MAX_TENSORS:
@@ -44,6 +40,20 @@ def check_spec(spec: FunctionSpec) -> None:
             raise _bad(spec, f"two {kind}s have one name: {', '.join(names)}")
         for tensor in tensors:
             _check_tensor(spec, kind, tensor)
+    try:
+        check_rules(spec)
+    except SpecError as error:
+        raise _bad(spec, str(error)) from None
+
+
+def _check_scaling(spec: FunctionSpec) -> None:
+    scaling = spec.scaling
+    if scaling.max_instances and scaling.min_instances > scaling.max_instances:
+        raise _bad(
+            spec, f"scaling.min_instances is {scaling.min_instances}, scaling.max_instances {scaling.max_instances}"
+        )
+    if spec.scaling.HasField("idle_timeout") and scaling.idle_timeout.ToNanoseconds() < 0:
+        raise _bad(spec, "scaling.idle_timeout is negative")
 
 
 def check_files(name: str, count: int) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rouse_cluster_manager import specs
+from rouse_cluster_manager.adapters import rows
 from rouse_common.errors import InvalidArgument
 from rouse_contracts import functions as pb
 from rouse_contracts.repository import Artefact
@@ -43,6 +45,30 @@ def test_what_is_given_stays() -> None:
         options={"a": "b"},
     )
     assert specs.effective(spec, PYTHON) == spec
+
+
+def test_life_of_a_function_is_kept_as_it_is_given() -> None:
+    spec = python_spec(
+        scaling=pb.Scaling(max_instances=1, idle_timeout=Duration(seconds=300)),
+        queue_capacity=256,
+        batching=pb.Batching(max_batch_size=8, max_delay_us=500),
+        limits=pb.Limits(max_concurrent_requests=4),
+        pinned=True,
+        shared=True,
+        environment={"A": "1"},
+        secrets=[pb.SecretReference(variable="TOKEN", secret="hub-token")],
+    )
+    full = specs.effective(spec, PYTHON)
+    assert full == spec
+    stored = rows.spec_columns(full)
+    assert ParseDict(stored, pb.FunctionSpec()) == spec
+
+
+def test_a_spec_stored_before_these_fields_were_there_is_read() -> None:
+    full = specs.effective(python_spec(), PYTHON)
+    stored = rows.spec_columns(full)
+    assert not {"batching", "limits", "pinned", "environment", "secrets", "shared", "decoupled"} & stored.keys()
+    assert ParseDict(stored, pb.FunctionSpec()) == full
 
 
 def test_keeping_instances_raises_the_default_limit() -> None:
@@ -102,6 +128,29 @@ BAD: dict[str, tuple[pb.FunctionSpec, Artefact, str]] = {
     "percentile alone": (python_spec(objective=pb.Objective(percentile=0.9)), PYTHON, "latency_ms"),
     "huge queue": (python_spec(queue_capacity=10**9), PYTHON, "queue_capacity"),
     "NUL in an option": (python_spec(options={"a": "b\x00"}), PYTHON, "NUL"),
+    "batch of one dimension": (python_spec(batching=pb.Batching(max_batch_size=2), signature=tensor(shape=[3])), PYTHON,
+                               "'inputs[0].shape' of 'x'"),
+    "batch beyond the limit": (python_spec(batching=pb.Batching(max_batch_size=10**6)), PYTHON, "65536"),
+    "delay beyond the limit": (
+        python_spec(batching=pb.Batching(max_batch_size=2, max_delay_us=10**9)), PYTHON, "batching.max_delay_us",
+    ),
+    "delay without a batch": (python_spec(batching=pb.Batching(max_delay_us=1)), PYTHON, "batching.max_delay_us"),
+    "decoupled and batched": (
+        python_spec(batching=pb.Batching(max_batch_size=2), decoupled=True), PYTHON, "'decoupled'",
+    ),
+    "limit beyond the limit": (
+        python_spec(limits=pb.Limits(max_concurrent_requests=10**9)), PYTHON, "limits.max_concurrent_requests",
+    ),
+    "odd variable": (python_spec(environment={"a b": "x"}), PYTHON, "environment.a b"),
+    "variable of the mesh": (python_spec(environment={"ROUSE_X": "x"}), PYTHON, "environment.ROUSE_X"),
+    "NUL in a variable": (python_spec(environment={"A": "x\x00"}), PYTHON, "environment.A"),
+    "many variables": (python_spec(environment={f"A{i}": "" for i in range(257)}), PYTHON, "257 variables"),
+    "no name of a secret": (
+        python_spec(secrets=[pb.SecretReference(variable="A", secret="a value!")]), PYTHON, "secrets.A",
+    ),
+    "one variable twice": (
+        python_spec(secrets=[pb.SecretReference(variable="A", secret="s")] * 2), PYTHON, "set twice",
+    ),
     "long description": (python_spec(description="x" * 10_000), PYTHON, "description"),
 }  # fmt: skip
 

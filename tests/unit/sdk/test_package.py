@@ -7,10 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rouse
 from rouse.manifest import parse
 from rouse.package import MAX_FILES, PICKLED_SUFFIXES, hash_files
+from rouse.toml_lines import Lines
 from rouse_model_repository.inspection import pickles
 
 MINIMAL = """
@@ -161,6 +164,28 @@ def test_missing_handler_file_and_signature(folder: Path) -> None:
         ('[[inputs]]\nname = "x"\nshape = [1]', "lacks 'datatype'"),
         (('[[inputs]]\nname = "x"\ndatatype = "FP32"\nshape = [1]\n' * 2), "names 'x' twice"),
         ("scaling = 1", "table"),
+        ("[batching]\nmax_delay_us = 5", "lacks 'max_batch_size'"),
+        ("[batching]\nmax_batch_size = 0", "1 to 65536"),
+        ("[batching]\nmax_batch_size = 65537", "1 to 65536"),
+        ("[batching]\nmax_batch_size = 1\nmax_delay_us = 5", "without a max_batch_size of 2"),
+        ("[batching]\nmax_batch_size = 2\nmax_delay_us = -1", "0 to 10000000"),
+        ("[batching]\nmax_batch_size = 2\nmax_delay = 2", "did you mean 'max_delay_us'?"),
+        ("decoupled = 1", "true or false"),
+        ("decoupled = true\n[batching]\nmax_batch_size = 2", "one request at a time"),
+        ('pinned = "yes"', "true or false"),
+        ("shared = 0", "true or false"),
+        ("[limits]\nmax_concurrent_requests = 0", "1 to 1000000"),
+        ("[limits]\nmax_concurrency = 3", "did you mean 'max_concurrent_requests'?"),
+        ("[environment]\nA = []", "environment.A"),
+        ('[environment]\n"a-b" = "x"', "'environment.a-b' is no environment variable"),
+        ('[environment]\nROUSE_TOKEN = "x"', "kept for the mesh"),
+        ('[environment]\nA = "\\u0000"', "NUL"),
+        ("[secrets]\nA = 3", "'secrets.A' must be a text"),
+        ('[secrets]\nA = "no secret"', "'secrets.A' names no secret"),
+        ('[secrets]\n1A = "x"', "'secrets.1A' is no environment variable"),
+        ('[environment]\nA = "x"\n[secrets]\nA = "x"', "'secrets.A' is set twice"),
+        ('[batching]\nmax_batch_size = 2\n[[inputs]]\nname = "x"\ndatatype = "FP32"\nshape = [4]', "write -1 there"),
+        ('[batching]\nmax_batch_size = 2\n[[inputs]]\nname = "x"\ndatatype = "FP32"\nshape = []', "write -1 there"),
     ],
 )
 def test_bad_manifest_names_the_key(text: str, says: str) -> None:
@@ -168,6 +193,53 @@ def test_bad_manifest_names_the_key(text: str, says: str) -> None:
         parse(text)
     assert caught.value.reason == "BAD_SPEC"
     assert says in caught.value.message
+
+
+MANY_LINES = """# a comment = 1
+name = "f"  # scaling = 3
+description = \'\'\'
+queue_capacity = 0
+\'\'\'
+options = { a = "x]", "b c" = [1,
+  2] }
+
+[[inputs]]
+name = "x"
+datatype = "FP32"
+shape = [
+  -1,
+]
+[[inputs]]
+name = "z"
+datatype = "FP32"
+shape = [-1]
+[ scaling ]
+  max_instances = 2
+resources.threads = 1
+"""
+
+
+def test_the_line_of_a_key() -> None:
+    lines = Lines(MANY_LINES)
+    want = {
+        "name": 2, "description": 3, "queue_capacity": None, "options.a": 6, "options": 6, "inputs": 9,
+        "inputs[0].name": 10, "inputs[0].shape": 12, "inputs[1].datatype": 17, "scaling": 19,
+        "scaling.max_instances": 20, "scaling.min_instances": 19, "scaling.resources.threads": 21, "nothing": None,
+    }  # fmt: skip
+    assert {path: lines.of(path) for path in want} == want
+
+
+@given(st.text(alphabet="ab.=[]{}\"'#\n ", max_size=40))
+def test_the_line_of_a_key_in_any_text(text: str) -> None:
+    line = Lines(text).of("a.b")
+    assert line is None or 1 <= line <= text.count("\n") + 1
+
+
+def test_an_error_names_its_line() -> None:
+    with pytest.raises(rouse.PackageError, match=r"rouse\.toml, line 4: 'batching\.max_delay_us' is -1"):
+        parse('name = "f"\n[batching]\nmax_batch_size = 4\nmax_delay_us = -1\n')
+    with pytest.raises(rouse.PackageError, match=r"line 7: 'inputs\[0\]\.shape'"):
+        parse('name = "f"\n[batching]\nmax_batch_size = 4\n[[inputs]]\nname = "x"\ndatatype = "FP32"\nshape = [4]\n')
 
 
 def test_bad_name() -> None:
@@ -187,6 +259,19 @@ def test_full_manifest() -> None:
     assert manifest.objective == rouse.Objective(50, 0.98)
     assert manifest.resources == rouse.Resources(1536, 0, 2)
     assert manifest.options == {"a": "b", "n": "3", "x": "0.5", "flag": "true"}
+    assert (manifest.batching, manifest.limits, manifest.environment) == (None, None, None)
+
+
+def test_life_of_a_function_in_the_manifest() -> None:
+    manifest = parse(
+        "pinned = true\nshared = true\n" + MINIMAL + "[batching]\nmax_batch_size = 8\nmax_delay_us = 500\n"
+        '[limits]\nmax_concurrent_requests = 9\n[environment]\nA = 1\nB = true\n[secrets]\nTOKEN = "hub-token"\n'
+    )
+    assert (manifest.pinned, manifest.shared, manifest.decoupled) == (True, True, False)
+    assert manifest.batching == rouse.Batching(8, 500)
+    assert manifest.limits == rouse.Limits(9)
+    assert manifest.environment == {"A": "1", "B": "true"}
+    assert manifest.secrets == {"TOKEN": "hub-token"}
 
 
 def test_hashes(folder: Path) -> None:

@@ -22,11 +22,12 @@ from rouse.tensors import encode
 from rouse_contracts.arrays import to_array
 
 EXPORTS = {
-    "AlreadyExists", "AsyncClient", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Deployment", "Description",
-    "Device", "Event", "FailedPrecondition", "Function", "Instance", "Internal", "InvalidArgument", "Node", "NotFound",
-    "Objective", "Package", "PackageError", "PermissionDenied", "Progress", "Residency", "ResourceExhausted",
-    "Resources", "Result", "RouseError", "Scaling", "Service", "Span", "Status", "TensorSpec", "Timings",
-    "Unauthenticated", "Unavailable", "Unimplemented", "Unreachable", "Usage", "Version", "__version__", "read_package",
+    "AlreadyExists", "AsyncClient", "Batching", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Deployment",
+    "Description", "Device", "Event", "FailedPrecondition", "Function", "Instance", "Internal", "InvalidArgument",
+    "Limits", "Node", "NotFound", "Objective", "Package", "PackageError", "PermissionDenied", "Progress", "Residency",
+    "ResourceExhausted", "Resources", "Result", "RouseError", "Scaling", "Service", "Span", "Status", "TensorSpec",
+    "Timings", "Unauthenticated", "Unavailable", "Unimplemented", "Unreachable", "Usage", "Version", "__version__",
+    "read_package",
 }  # fmt: skip
 
 

@@ -75,12 +75,36 @@ def _version(state: State, version: rouse.Version) -> None:
     state.say(
         f"scaling   {scaling.min_instances} to {scaling.max_instances} instances, sleeps after "
         f"{scaling.idle_timeout_s:g} s; working memory {text.size(resources.working_memory_bytes)}; "
-        f"queue of {version.queue_capacity}"
+        f"queue of {version.queue_capacity}{_limits(version)}"
     )
+    if version.batching is not None:
+        batching = version.batching
+        state.say(f"batching  up to {batching.max_batch_size} rows, waits {batching.max_delay_us} us for them at most")
+    kinds = [word for word, holds in _kinds(version) if holds]
+    if kinds:
+        state.say(f"kind      {'; '.join(kinds)}")
     if version.objective is not None:
         state.say(f"objective {version.objective.percentile:.2%} of requests within {version.objective.latency_ms} ms")
     if version.options:
         state.say("options   " + escape(", ".join(f"{key}={value}" for key, value in version.options.items())))
+    if version.environment:
+        # Names only: values may be long, and are nobody's business who only looks.
+        state.say("variables " + escape(", ".join(version.environment)))
+    if version.secrets:
+        state.say("secrets   " + escape(", ".join(f"{key} from {name}" for key, name in version.secrets.items())))
+
+
+def _limits(version: rouse.Version) -> str:
+    most = version.limits.max_concurrent_requests
+    return f"; {text.count(most, 'request')} at once" if most else ""
+
+
+def _kinds(version: rouse.Version) -> tuple[tuple[str, bool], ...]:
+    return (
+        ("decoupled: any number of responses a request", version.decoupled),
+        ("pinned: its weights stay on a device", version.pinned),
+        ("shared with other tenants", version.shared),
+    )
 
 
 def _tables(state: State, found: rouse.Description) -> None:
