@@ -13,6 +13,7 @@ CANCELLED = {"CancelledError"}
 
 # Handlers that end what was raised on purpose, by file and function.
 ENDS_IT = {
+    ("libs/common/rouse_common/link/server.py", "_serve"): "the top of a call's own task: it becomes the answer",
     ("libs/common/rouse_common/lifecycle.py", "_run"): "the top of a process: it becomes the exit code",
     ("libs/runtime/rouse_runtime/process.py", "_load"): "user code in a thread may raise anything: it is reported",
     ("libs/testkit/rouse_testkit/mesh.py", "_run"): "the top of a thread: it goes to whoever waits for the thread",
@@ -22,6 +23,8 @@ TASK_OWNERS = {
     "libs/bus/rouse_bus/bus.py": "the bus keeps its connection and its subscriptions alive until close()",
     "libs/bus/rouse_bus/objects.py": "tidying up that a cancellation must not cut short, behind a shield",
     "libs/cache/rouse_cache/windows.py": "redis-py can lose a cancellation: the command is waited for to its end",
+    "libs/common/rouse_common/link/client.py": "whoever waits for a connection shares the making of it; forget() ends it",
+    "libs/common/rouse_common/link/server.py": "a task a call, ended by its deadline, its caller, or stop()",
     "libs/runtime/rouse_runtime/executor.py": "a mapping is changed to its end, whoever is cancelled",
     "libs/runtime/rouse_runtime/process.py": "serving and stopping are raced, and the loser is cancelled",
     "services/comm-broker/rouse_comm_broker/registry.py": "work and the job's end are raced; the loser is cancelled",

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import grpc
 
-from rouse_contracts.status import ErrorDetails, decode_details
+from rouse_contracts.status import ErrorDetails, decode_details, decode_status, encode_details
 
 
 class RouseError(Exception):
@@ -120,5 +120,23 @@ def from_rpc_error(error: grpc.RpcError) -> RouseError:
     cls = _BY_CODE.get(error.code(), Internal)
     typed = cls(details.reason, error.details() or error.code().name, retry_after_s=details.retry_after_s)
     # Not as keyword arguments: the peer chooses the keys.
+    typed.metadata = dict(details.metadata)
+    return typed
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def to_status(error: RouseError) -> bytes:
+    """The error as a serialised google.rpc.Status."""
+    return encode_details(error.code.value[0], error.message, error.details)
+
+
+def from_status(value: bytes) -> RouseError:
+    """The error that `to_status` wrote. Raises google.protobuf.message.DecodeError."""
+    number, message, details = decode_status(value)
+    code = _CODES.get(number, grpc.StatusCode.INTERNAL)
+    cls = _BY_CODE.get(code, Internal)
+    typed = cls(details.reason or code.name, message or code.name, retry_after_s=details.retry_after_s)
     typed.metadata = dict(details.metadata)
     return typed

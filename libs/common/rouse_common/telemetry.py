@@ -125,6 +125,14 @@ def inject() -> list[tuple[str, str]]:
     return list(carrier.items())
 
 
+def traceparent() -> str:
+    """The current context as W3C's traceparent; empty outside any trace."""
+    current = trace.get_current_span().get_span_context()
+    if not current.is_valid:
+        return ""
+    return f"00-{current.trace_id:032x}-{current.span_id:016x}-{current.trace_flags:02x}"
+
+
 def extract(metadata: Mapping[str, str]) -> otel_context.Context:
     """The context that a call's metadata carries."""
     return PROPAGATOR.extract(dict(metadata))

@@ -72,10 +72,18 @@ def decode_details(error: grpc.RpcError) -> ErrorDetails:
     return plain
 
 
+def decode_status(value: bytes) -> tuple[int, str, ErrorDetails]:
+    """Code, message and details of a serialised google.rpc.Status. Raises DecodeError."""
+    status = status_pb2.Status.FromString(value)
+    return status.code, status.message, _read(status, "")
+
+
 def _parse(value: bytes, reason: str) -> ErrorDetails:
     """Details from their bytes, with `reason` where they name none. Raises DecodeError."""
-    status = status_pb2.Status()
-    status.ParseFromString(value)
+    return _read(status_pb2.Status.FromString(value), reason)
+
+
+def _read(status: status_pb2.Status, reason: str) -> ErrorDetails:
     metadata: dict[str, str] = {}
     retry_after_s = None
     for detail in status.details:

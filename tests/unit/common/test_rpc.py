@@ -173,7 +173,7 @@ async def test_an_unexpected_error_is_logged_here_and_not_told_there(
     assert caught.value.reason == "INTERNAL_ERROR"
     assert "hunter2" not in caught.value.message + str(caught.value.metadata)
     assert INFER in caught.value.message
-    (record,) = [record for record in caplog.records if record.name == "rouse_common.rpc.server"]
+    (record,) = [record for record in caplog.records if record.name == "rouse_common.observed"]
     assert record.exc_info is not None
     assert "hunter2" in str(record.exc_info[1])
 

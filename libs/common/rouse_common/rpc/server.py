@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
@@ -14,18 +11,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from opentelemetry import context as otel_context
-from opentelemetry import trace
-from opentelemetry.trace import SpanKind
 
-from rouse_common import metrics, telemetry
-from rouse_common.errors import DeadlineExceeded, Internal, RouseError
+from rouse_common import telemetry
+from rouse_common.observed import Observed
 from rouse_common.rpc.options import server_options
 from rouse_contracts.status import DETAILS_KEY, encode_details, shortened
 
-LOG = logging.getLogger(__name__)
-# A caller that is gone: its call is cancelled, or a stream's generator closed where it stands.
-ENDED_BY_CALLER = (asyncio.CancelledError, GeneratorExit)
 UNTRACED = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
@@ -149,55 +140,24 @@ def _behaviour(handler: Any) -> Callable[..., Any]:
 
 
 class _Observed:
-    """Context manager around one call: span from the caller's trace, metrics, error mapping."""
+    """Context manager around one call: span, metrics, error mapping."""
 
     def __init__(self, method: str, context: grpc.aio.ServicerContext) -> None:
-        self.method, self.context = method, context
-        self.code = grpc.StatusCode.OK
+        self._context = context
+        metadata = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
+        self._observed = Observed("grpc", method, telemetry.extract(metadata))
 
     async def __aenter__(self) -> None:
-        metadata = {k: v for k, v in self.context.invocation_metadata() or () if isinstance(v, str)}
-        parent = telemetry.extract(metadata)
-        _, service, name = self.method.split("/")
-        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
-        self._span = telemetry.TRACER.start_span(name, parent, SpanKind.SERVER, attributes)
-        # Never detached: each call has a task, and with it a context, of its own; and the generator of a
-        # stream whose reader left is closed in another one.
-        otel_context.attach(trace.set_span_in_context(self._span, parent))
-        metrics.RPC_IN_FLIGHT.labels(self.method).inc()
-        self._started = time.perf_counter()
+        pass
 
     async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, RouseError):
-            self.code = error.code
-        elif isinstance(error, ENDED_BY_CALLER):
-            self.code = grpc.StatusCode.CANCELLED
-        elif isinstance(error, TimeoutError):
-            self.code = grpc.StatusCode.DEADLINE_EXCEEDED
-        elif isinstance(error, grpc.aio.AbortError):
-            self.code = self.context.code() or grpc.StatusCode.UNKNOWN
-        elif error is not None:
-            self.code = grpc.StatusCode.INTERNAL
-        self._span.set_attribute("rpc.grpc.status_code", self.code.value[0])
-        if error is not None:
-            telemetry.fail(self._span, error)
-        self._span.end()
-        metrics.RPC_IN_FLIGHT.labels(self.method).dec()
-        metrics.RPC_LATENCY.labels(self.method).observe(time.perf_counter() - self._started)
-        metrics.RPC_REQUESTS.labels(self.method, self.code.name).inc()
-        if error is not None and not isinstance(error, (*ENDED_BY_CALLER, grpc.aio.AbortError)):
-            await self._answer(error)
-
-    async def _answer(self, error: BaseException) -> None:
-        if isinstance(error, TimeoutError):
-            error = DeadlineExceeded("DEADLINE_EXCEEDED", f"{self.method} ran out of time")
-        if not isinstance(error, RouseError):
-            LOG.error("%s failed unexpectedly", self.method, exc_info=error)
-            error = Internal("INTERNAL_ERROR", f"{self.method} failed unexpectedly; the service's log has the details")
-        assert self.code is not grpc.StatusCode.OK
-        details = encode_details(self.code.value[0], error.message, error.details)
-        # It raises.
-        await self.context.abort(self.code, shortened(error.message), ((DETAILS_KEY, details),))
+        aborted = isinstance(error, grpc.aio.AbortError)
+        code = (self._context.code() or grpc.StatusCode.UNKNOWN) if aborted else None
+        typed = self._observed.end(error, code)
+        if typed is not None:
+            details = encode_details(typed.code.value[0], typed.message, typed.details)
+            # It raises.
+            await self._context.abort(typed.code, shortened(typed.message), ((DETAILS_KEY, details),))
 
 
 def _unary_response(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:

@@ -1,0 +1,7 @@
+"""Links: many calls at once over one connection between two processes of the mesh (docs/decisions/0005)."""
+
+from rouse_common.link.client import Links
+from rouse_common.link.frames import Buffer
+from rouse_common.link.server import Incoming, LinkServer
+
+__all__ = ["Buffer", "Incoming", "LinkServer", "Links"]
