@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from rouse_common.link.frames import MAGIC, MAX_HEAD_BYTES, Buffer, Decoder, Frame, Kind, ProtocolError, encode
 from rouse_common.link.sockets import alive
@@ -45,9 +46,9 @@ class Connection(asyncio.BufferedProtocol):
     # ---- What the event loop calls ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.peer = str(transport.get_extra_info("peername") or "")
         alive(transport)
         self.send(Kind.HELLO, 0, parts=(MAGIC,))
