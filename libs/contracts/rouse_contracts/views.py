@@ -44,14 +44,16 @@ def parse_batch(buffer: Buffer) -> list[TensorView]:
 def tensor_parts(tensors: Iterable[TensorView], number: int) -> list[Buffer]:
     """Parts which joined are `tensors` as the repeated field `number` of rouse.functions.v1.Tensor."""
     parts: list[Buffer] = []
-    tag = varint(number << 3 | LENGTH_DELIMITED)
     for tensor in tensors:
-        head = Tensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape).SerializeToString()
-        data = tensor.data
-        prefix = head + _DATA_TAG + varint(len(data)) if data else head
-        parts.append(tag + varint(len(prefix) + len(data)) + prefix)
-        if data:
-            parts.append(data)
+        parts += _parts(tensor.name, tensor.datatype, tensor.shape, [tensor.data], number)
+    return parts
+
+
+def joined_parts(pieces: Iterable[tuple[TensorView, list[Buffer]]], number: int) -> list[Buffer]:
+    """The same where a tensor's bytes lie in pieces: its own `data` is not looked at."""
+    parts: list[Buffer] = []
+    for tensor, data in pieces:
+        parts += _parts(tensor.name, tensor.datatype, tensor.shape, data, number)
     return parts
 
 
@@ -59,6 +61,14 @@ def bytes_field(number: int, parts: list[Buffer]) -> list[Buffer]:
     """Parts which joined are the field `number` whose value are `parts` joined."""
     length = sum(map(len, parts))
     return [varint(number << 3 | LENGTH_DELIMITED) + varint(length), *parts]
+
+
+def _parts(name: str, datatype: str, shape: tuple[int, ...], data: list[Buffer], number: int) -> list[Buffer]:
+    head = Tensor(name=name, datatype=datatype, shape=shape).SerializeToString()
+    size = sum(map(len, data))
+    prefix = head + _DATA_TAG + varint(size) if size else head
+    tag = varint(number << 3 | LENGTH_DELIMITED)
+    return [tag + varint(len(prefix) + size) + prefix, *(piece for piece in data if piece)]
 
 
 _DATA_TAG = varint(TENSOR_DATA << 3 | LENGTH_DELIMITED)
