@@ -23,7 +23,15 @@ from rouse_cluster_manager.catalogue import Catalogue
 from rouse_cluster_manager.deletion import Deletions
 from rouse_cluster_manager.fleet import Fleet
 from rouse_cluster_manager.instances import Instances
-from rouse_common.errors import DeadlineExceeded, FailedPrecondition, NotFound, ResourceExhausted, Unavailable
+from rouse_cluster_manager.traffic import Traffic
+from rouse_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from rouse_common.locks import KeyedLocks
 from rouse_contracts import cluster, functions, repository
 from rouse_store import Database, migrate
@@ -88,6 +96,7 @@ class Mesh(RuleBasedStateMachine):
         )  # fmt: skip
         locks, world = KeyedLocks(), self.world
         self.catalogue = Catalogue(self.database, world, self.fleet, locks, self.clock)  # type: ignore[arg-type]
+        self.traffic = Traffic(self.database, self.clock)
         self.instances = Instances(self.database, self.fleet, self.clock, pending_limit_s=3, start_limit_s=8)
         self.locks, self.cache = locks, routing.VersionCache()
         self.generation = 0
@@ -109,14 +118,29 @@ class Mesh(RuleBasedStateMachine):
             self.placed.append(placed.instance.instance_id)
             self.run(self.instances.report(self.placed[-1], cluster.INSTANCE_STATE_READY, ""))
 
-    @rule(name=st.sampled_from(NAMES), artefact=st.sampled_from("ab"), most=st.integers(1, 3))
-    def deploy(self, name: str, artefact: str, most: int) -> None:
+    @rule(name=st.sampled_from(NAMES), artefact=st.sampled_from("ab"), most=st.integers(1, 3), aside=st.booleans())
+    def deploy(self, name: str, artefact: str, most: int, aside: bool = False) -> None:
         spec = functions.FunctionSpec(name=name, scaling=functions.Scaling(max_instances=most))
         try:
-            version = self.run(self.catalogue.create_version(spec, digest_of(artefact)))
+            request = cluster.CreateVersionRequest(
+                spec=spec, artefact_digest=digest_of(artefact), without_traffic=aside
+            )
+            version = self.run(self.catalogue.create_version(request)).version
         except FailedPrecondition:
             return
         self.versions.append(version.version_id)
+
+    @rule(name=st.sampled_from(NAMES), percents=st.lists(st.integers(1, 99), max_size=3), first=st.integers(1, 3))
+    def share(self, name: str, percents: list[int], first: int) -> None:
+        percents = [*percents, 100 - sum(percents)]
+        shares = [functions.TrafficShare(version=first + i, percent=max(0, p)) for i, p in enumerate(percents)]
+        with contextlib.suppress(NotFound, InvalidArgument, FailedPrecondition):
+            self.run(self.traffic.set(name, shares))
+
+    @rule(name=st.sampled_from(NAMES))
+    def roll_back(self, name: str) -> None:
+        with contextlib.suppress(NotFound, FailedPrecondition):
+            self.run(self.traffic.roll_back(name))
 
     @rule(node_id=st.sampled_from(NODES), anew=st.booleans())
     def register(self, node_id: str, anew: bool) -> None:
@@ -220,6 +244,13 @@ class Mesh(RuleBasedStateMachine):
         assert {entry.instance_id for route in table.functions for entry in route.instances} == can_serve
         assert {route.name for route in table.functions} == {n for n, state in states.items() if state == "ACTIVE"}
         assert {route.node_id for route in table.nodes} == ready_nodes
+        for route in table.functions:
+            shown = {version.version: version.version_id for version in route.versions}
+            assert all(share.version in shown and share.percent > 0 for share in route.traffic)
+            if route.traffic:
+                assert sum(share.percent for share in route.traffic) == 100
+                largest = max(route.traffic, key=lambda share: (share.percent, share.version))
+                assert shown[largest.version] == route.active_version_id
         for row in rows:
             if row.state in ("PENDING", "STARTING", "READY", "STOPPING"):
                 assert row.node_state == "READY", "no instance outlives its node"

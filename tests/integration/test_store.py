@@ -42,7 +42,7 @@ def artefact(digest: str = DIGEST) -> dict[str, Any]:
 def add_version(unit: Unit, name: str, version_id: str, digest: str = DIGEST) -> Function:
     function, _ = unit.functions.ensure(f"id-{name}", name, NOW)
     stored = unit.functions.store_artefact(artefact(digest))
-    unit.functions.add_version(function, version_id, stored, {"name": name}, NOW)
+    function.active_version = unit.functions.add_version(function, version_id, stored, {"name": name}, NOW).version
     return function
 
 

@@ -105,7 +105,10 @@ class Artefact(Base):
 
 
 class Function(Base):
-    """A function. It always has exactly one active version: the foreign key is checked at commit."""
+    """A function. It always has exactly one active version: the foreign key is checked at commit.
+
+    Shares of the traffic are percentages by number of the version; they are read and written as a whole.
+    """
 
     __tablename__ = "functions"
     __table_args__ = (
@@ -127,6 +130,10 @@ class Function(Base):
     name: Mapped[str]
     state: Mapped[str]
     active_version: Mapped[int] = mapped_column(Integer)
+    # Empty: all to the active version.
+    traffic: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    # What the last change of it replaced; none where there is nothing to roll back to.
+    previous_traffic: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     # Who deployed it first; see rouse_store.models_access.
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"), server_default=DEFAULT_TENANT)
     created_at: Mapped[datetime]
@@ -155,12 +162,15 @@ class Version(Base):
         CheckConstraint("version > 0", name="version"),
         UniqueConstraint("function_id", "version"),
         Index(None, "artefact_digest"),
+        Index(None, "function_id", "deployment_id", unique=True, postgresql_where=text("deployment_id <> ''")),
     )
 
     version_id: Mapped[str] = mapped_column(primary_key=True)
     function_id: Mapped[str] = mapped_column(ForeignKey("functions.function_id", ondelete="CASCADE"))
     version: Mapped[int] = mapped_column(Integer)
     artefact_digest: Mapped[str] = mapped_column(ForeignKey("artefacts.digest"))
+    # The client's name of the deployment that made it; empty where it had none.
+    deployment_id: Mapped[str] = mapped_column(server_default="")
     spec: Mapped[dict[str, Any]]
     created_at: Mapped[datetime]
 

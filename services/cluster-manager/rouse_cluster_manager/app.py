@@ -20,6 +20,7 @@ from rouse_cluster_manager.ledger import Ledger
 from rouse_cluster_manager.publisher import RoutingPublisher
 from rouse_cluster_manager.service import ClusterService
 from rouse_cluster_manager.supervisor import Gate, Supervisor
+from rouse_cluster_manager.traffic import Traffic
 from rouse_common.clock import SystemClock
 from rouse_common.locks import KeyedLocks
 from rouse_common.rpc import RpcServer
@@ -99,8 +100,8 @@ class ClusterManager:
             database, clock, keep_events=config.keep_events, keep_usage=config.keep_usage, keep_ended=config.keep_ended
         )
         service = ClusterService(
-            gate, self._fleet, catalogue, self._instances, self._deletions, self._ledger, self._routing,
-            config.heartbeat_ms,
+            gate, self._fleet, catalogue, Traffic(database, clock), self._instances, self._deletions, self._ledger,
+            self._routing, config.heartbeat_ms,
         )  # fmt: skip
         server.add(cluster.add_ClusterServiceServicer_to_server, service, cluster.DESCRIPTOR)
         self._gate = gate

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from dataclasses import dataclass
 
-from rouse_cluster_manager import placing, specs
+from rouse_cluster_manager import placing, shares, specs
 from rouse_cluster_manager.adapters import rows
 from rouse_cluster_manager.adapters.neighbours import Neighbours
 from rouse_cluster_manager.fleet import Fleet
@@ -17,12 +18,13 @@ from rouse_common.locks import KeyedLocks
 from rouse_contracts import cluster, functions, repository
 from rouse_policy import placement
 from rouse_store import Database, Unit
-from rouse_store.models import DIGEST_PATTERN, Function, Instance
+from rouse_store.models import DIGEST_PATTERN, Function, Instance, Version
 from rouse_store.text import clean
 
 LOG = logging.getLogger(__name__)
 SHOWN_EVENTS = 20
 DIGEST = re.compile(DIGEST_PATTERN)
+DEPLOYMENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 RETRY_AFTER_S = 1.0
 
 
@@ -38,9 +40,16 @@ class Catalogue:
         self._database, self._neighbours, self._fleet = database, neighbours, fleet
         self._locks, self._clock = artefact_locks, clock
 
-    async def create_version(self, spec: functions.FunctionSpec, digest: str) -> functions.FunctionVersion:
+    async def create_version(self, request: cluster.CreateVersionRequest) -> cluster.CreateVersionResponse:
         """Makes the function or one more version of it; see the contract for the errors."""
+        spec, digest = request.spec, request.artefact_digest
         specs.check_name(spec.name)
+        if request.deployment_id and not DEPLOYMENT_ID.fullmatch(request.deployment_id):
+            raise InvalidArgument(
+                "BAD_DEPLOYMENT_ID",
+                f"deployment id '{clean(request.deployment_id, 140)}': want 1 to 128 letters, digits, '.', '_' or '-'",
+                function=spec.name,
+            )
         if not DIGEST.fullmatch(digest):
             raise InvalidArgument(
                 "BAD_DIGEST", f"artefact '{clean(digest, 80)}': want 64 hex digits", function=spec.name
@@ -48,9 +57,12 @@ class Catalogue:
         async with self._locks.holding(digest):
             artefact = await self._neighbours.artefact(digest)
             try:
-                full = specs.effective(spec, artefact)
+                wanted = _Wanted(
+                    specs.effective(spec, artefact), artefact, request.deployment_id, request.only_if_changed,
+                    request.without_traffic,
+                )  # fmt: skip
                 reports, now = self._fleet.reports(), self._clock.now()
-                return await self._database.run(lambda unit: _create_version(unit, full, artefact, reports, now))
+                return await self._database.run(lambda unit: _create_version(unit, wanted, reports, now))
             except (InvalidArgument, FailedPrecondition) as error:
                 if error.retry_after_s is None:  # refused for good
                     await self._give_back(digest)
@@ -71,14 +83,18 @@ class Catalogue:
         reports = self._fleet.reports()
         return await self._database.run(lambda unit: _describe(unit, name, reports), isolation="REPEATABLE READ")
 
-    async def listed(self) -> list[functions.FunctionSummary]:
-        """Functions in the order of names."""
+    async def listed(self) -> cluster.ListFunctionsResponse:
+        """Functions in the order of names, and versions with traffic beside the active ones."""
 
-        def work(unit: Unit) -> list[functions.FunctionSummary]:
+        def work(unit: Unit) -> cluster.ListFunctionsResponse:
             by_version: dict[str, list[Instance]] = {}
             for row in unit.instances.live_and_latest():
                 by_version.setdefault(row.version_id, []).append(row)
-            return [_summary(f, by_version.get(f.active.version_id, [])) for f in unit.functions.all()]
+            found = unit.functions.all()
+            return cluster.ListFunctionsResponse(
+                functions=[summary(f, by_version.get(f.active.version_id, [])) for f in found],
+                versions=[rows.version_message(row) for f in found for row in shares.beside_active(f)],
+            )
 
         return await self._database.run(work, isolation="REPEATABLE READ")
 
@@ -89,12 +105,23 @@ def not_found(name: str) -> NotFound:
     )
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """A version to be made: its effective spec, its artefact, and the rest of the request."""
+
+    spec: functions.FunctionSpec
+    artefact: repository.Artefact
+    deployment_id: str
+    only_if_changed: bool
+    without_traffic: bool
+
+
 def _create_version(
-    unit: Unit, spec: functions.FunctionSpec, artefact: repository.Artefact, reports: placing.Reports, time: float
-) -> functions.FunctionVersion:
-    now, name = at(time), spec.name
+    unit: Unit, wanted: _Wanted, reports: placing.Reports, time: float
+) -> cluster.CreateVersionResponse:
+    now, name, artefact = at(time), wanted.spec.name, wanted.artefact
     nodes = unit.nodes.all()
-    weights, working = artefact.layout.image_bytes, spec.resources.working_memory_bytes
+    weights, working = artefact.layout.image_bytes, wanted.spec.resources.working_memory_bytes
     misfit = placement.misfit(weights, working, placing.node_views(nodes, reports)) if nodes else None
     if misfit is not None:
         raise FailedPrecondition("MODEL_TOO_LARGE", f"function '{name}' fits nowhere: {misfit}", function=name)
@@ -110,15 +137,40 @@ def _create_version(
             "ARTEFACT_NOT_FOUND", f"artefact {artefact.digest} is being deleted with its last function; deploy again",
             retry_after_s=RETRY_AFTER_S, function=name, artefact=artefact.digest,
         )  # fmt: skip
-    version = unit.functions.add_version(function, uuid.uuid4().hex, stored, rows.spec_columns(spec), now)
-    unit.routing_changed = True
-    words = f"version {version.version}, artefact {artefact.digest[:12]}, {placement.mib(weights)} of weights"
-    unit.record(now, "function.deployed", name, words)
-    LOG.info("deployed function=%s version=%d new=%s artefact=%s", name, version.version, is_new, artefact.digest)
-    return rows.version_message(version)
+    found, is_repeated = (None, False) if is_new else _found(function, wanted)
+    version = found or unit.functions.add_version(
+        function, uuid.uuid4().hex, stored, rows.spec_columns(wanted.spec), now, wanted.deployment_id
+    )
+    # The first version has all traffic: there is nothing else that could.
+    gets_traffic = not is_new and not wanted.without_traffic and not is_repeated
+    if gets_traffic and shares.assign(function, {version.version: shares.WHOLE}):
+        unit.routing_changed = True
+    if found is None:
+        unit.routing_changed = True
+        words = f"version {version.version}, artefact {artefact.digest[:12]}, {placement.mib(weights)} of weights"
+        words += "; without traffic" if wanted.without_traffic and not is_new else ""
+        unit.record(now, "function.deployed", name, words)
+        LOG.info("deployed function=%s version=%d new=%s artefact=%s", name, version.version, is_new, artefact.digest)
+    return cluster.CreateVersionResponse(
+        version=rows.version_message(version), unchanged=found is not None and not is_repeated
+    )
 
 
-def _summary(function: Function, of_active: list[Instance]) -> functions.FunctionSummary:
+def _found(function: Function, wanted: _Wanted) -> tuple[Version | None, bool]:
+    """The version that is there already in place of the wanted one, and whether this very deployment made it."""
+    for version in function.versions:
+        if wanted.deployment_id and version.deployment_id == wanted.deployment_id:
+            return version, True
+    if wanted.only_if_changed:
+        columns = rows.spec_columns(wanted.spec)
+        for version in (function.active, function.versions[-1]):
+            if version.artefact_digest == wanted.artefact.digest and version.spec == columns:
+                return version, False
+    return None, False
+
+
+def summary(function: Function, of_active: list[Instance]) -> functions.FunctionSummary:
+    """A function, told with the instances of its active version."""
     state, reason = function_state(function.state == "DELETING", [rows.instance_view(row) for row in of_active])
     return functions.FunctionSummary(
         name=function.name,
@@ -126,6 +178,7 @@ def _summary(function: Function, of_active: list[Instance]) -> functions.Functio
         reason=reason,
         active_version=rows.version_message(function.active),
         ready_instances=sum(row.state == "READY" for row in of_active),
+        traffic=shares.messages(function),
     )
 
 
@@ -142,7 +195,7 @@ def _describe(unit: Unit, name: str, reports: placing.Reports) -> cluster.GetFun
         residency += [entry for entry in reports[node_id].residency if entry.version_id in ids]
     usage = unit.usage.total(name, ids)
     return cluster.GetFunctionResponse(
-        function=_summary(function, [row for row in instances if row.version_id == function.active.version_id]),
+        function=summary(function, [row for row in instances if row.version_id == function.active.version_id]),
         versions=[rows.version_message(version) for version in function.versions],
         instances=[rows.instance_message(row) for row in instances],
         residency=residency,

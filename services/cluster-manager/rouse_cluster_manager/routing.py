@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
-from rouse_cluster_manager import metrics
+from rouse_cluster_manager import metrics, shares
 from rouse_cluster_manager.adapters import rows
 from rouse_cluster_manager.state import function_state
 from rouse_contracts import cluster, functions
 from rouse_store import Unit
 from rouse_store.models import Function, Instance, Node, Placement, Version
 
-# A function with more versions than these keeps the newest in the table, and those with live instances.
+# A function with more versions than these keeps the newest in the table, and those with live instances or traffic.
 ROUTED_VERSIONS = 16
 CACHED_VERSIONS = 20_000
 
@@ -92,15 +92,19 @@ def _function_route(
 ) -> cluster.FunctionRoute:
     messages, active_id = cache.of(function), function.active.version_id
     live = {v for v in messages if any(row.state in ("READY", "STARTING", "PENDING") for row in by_version.get(v, []))}
+    live |= {version.version_id for version in shares.beside_active(function)}
     shown = [v for v in list(messages)[-ROUTED_VERSIONS:] if v != active_id]
     shown = [v for v in messages if v in live and v not in shown and v != active_id] + shown
-    state, reason = function_state(False, [rows.instance_view(row) for row in by_version.get(active_id, [])])
+    shown.append(active_id)
+    state, reason = _state(by_version.get(active_id, []))
     return cluster.FunctionRoute(
         name=function.name,
         state=state,
         reason=reason,
-        versions=[messages[v] for v in shown] + [messages[active_id]],
+        versions=[messages[v] for v in shown],
         active_version_id=active_id,
+        traffic=shares.messages(function),
+        version_states=[_version_state(v, by_version[v]) for v in shown if v in by_version],
         instances=[
             cluster.InstanceRoute(instance_id=row.instance_id, version_id=v, node_id=row.node_id)
             for v in messages
@@ -108,6 +112,15 @@ def _function_route(
             if row.state == "READY" and row.node_id in ready_nodes
         ],
     )
+
+
+def _state(instances: Iterable[Instance]) -> tuple[functions.FunctionState, str]:
+    return function_state(False, [rows.instance_view(row) for row in instances])
+
+
+def _version_state(version_id: str, instances: Iterable[Instance]) -> cluster.VersionState:
+    state, reason = _state(instances)
+    return cluster.VersionState(version_id=version_id, state=state, reason=reason)
 
 
 def _observe(found: list[Function], instances: list[Instance], nodes: list[Node]) -> None:

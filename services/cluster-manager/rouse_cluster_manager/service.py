@@ -13,6 +13,7 @@ from rouse_cluster_manager.instances import Instances
 from rouse_cluster_manager.ledger import Ledger
 from rouse_cluster_manager.publisher import RoutingPublisher
 from rouse_cluster_manager.supervisor import Gate
+from rouse_cluster_manager.traffic import Traffic
 from rouse_common.rpc import remaining_s
 from rouse_contracts import cluster
 
@@ -27,10 +28,11 @@ class ClusterService(cluster.ClusterServiceServicer):
     """See proto/rouse/cluster/v1/cluster.proto. Every RPC: UNAVAILABLE DATABASE_DOWN | STANDBY."""
 
     def __init__(
-        self, gate: Gate, fleet: Fleet, catalogue: Catalogue, instances: Instances, deletions: Deletions,
-        ledger: Ledger, routing: RoutingPublisher, heartbeat_ms: int,
+        self, gate: Gate, fleet: Fleet, catalogue: Catalogue, traffic: Traffic, instances: Instances,
+        deletions: Deletions, ledger: Ledger, routing: RoutingPublisher, heartbeat_ms: int,
     ) -> None:  # fmt: skip
         self._gate, self._fleet, self._catalogue, self._instances = gate, fleet, catalogue, instances
+        self._traffic = traffic
         self._deletions, self._ledger, self._routing = deletions, ledger, routing
         self._heartbeat_ms = heartbeat_ms
 
@@ -55,8 +57,7 @@ class ClusterService(cluster.ClusterServiceServicer):
         self, request: cluster.CreateVersionRequest, context: Context
     ) -> cluster.CreateVersionResponse:
         self._gate.check()
-        version = await self._catalogue.create_version(request.spec, request.artefact_digest)
-        return cluster.CreateVersionResponse(version=version)
+        return await self._catalogue.create_version(request)
 
     async def GetFunction(self, request: cluster.GetFunctionRequest, context: Context) -> cluster.GetFunctionResponse:
         self._gate.check()
@@ -66,7 +67,15 @@ class ClusterService(cluster.ClusterServiceServicer):
         self, request: cluster.ListFunctionsRequest, context: Context
     ) -> cluster.ListFunctionsResponse:
         self._gate.check()
-        return cluster.ListFunctionsResponse(functions=await self._catalogue.listed())
+        return await self._catalogue.listed()
+
+    async def SetTraffic(self, request: cluster.SetTrafficRequest, context: Context) -> cluster.SetTrafficResponse:
+        self._gate.check()
+        return cluster.SetTrafficResponse(function=await self._traffic.set(request.name, request.shares))
+
+    async def RollBack(self, request: cluster.RollBackRequest, context: Context) -> cluster.RollBackResponse:
+        self._gate.check()
+        return cluster.RollBackResponse(function=await self._traffic.roll_back(request.name))
 
     async def DeleteFunction(
         self, request: cluster.DeleteFunctionRequest, context: Context

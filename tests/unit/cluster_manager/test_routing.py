@@ -21,8 +21,9 @@ ARTEFACT = Artefact(
 
 def make_function(name: str, state: str, versions: int) -> Function:
     function = Function(
-        function_id=name, name=name, state=state, active_version=versions, created_at=NOW, since=NOW, versions=[]
-    )
+        function_id=name, name=name, state=state, active_version=versions, traffic={}, created_at=NOW, since=NOW,
+        versions=[],
+    )  # fmt: skip
     for number in range(1, versions + 1):
         function.versions.append(
             Version(
@@ -121,6 +122,21 @@ def test_versions_carry_their_whole_spec() -> None:
     active = route.versions[-1]
     assert (active.spec.handler, active.spec.queue_capacity) == ("m:C", 7)
     assert active.format == functions.ARTEFACT_FORMAT_PYTHON
+
+
+def test_versions_with_traffic_are_always_in_the_table_and_say_how_they_stand() -> None:
+    function = make_function("f", "ACTIVE", ROUTED_VERSIONS + 5)
+    function.active_version, function.traffic = 2, {"1": 40, "2": 60}
+    failed = make_instance(1, function.versions[0], "n", "FAILED")
+    (route,) = build([function], [failed], [make_node("n", "READY")], [], {}, VersionCache()).functions
+    shown = [version.version for version in route.versions]
+    assert {1, 2} <= set(shown)
+    assert shown[-1] == 2
+    assert [(share.version, share.percent) for share in route.traffic] == [(1, 40), (2, 60)]
+    assert route.state == functions.FUNCTION_STATE_SLEEPING, "that of the active version"
+    assert [(entry.version_id, entry.state, entry.reason) for entry in route.version_states] == [
+        ("f.1", functions.FUNCTION_STATE_FAILED, "reason 1")
+    ]
 
 
 def test_residency_comes_from_the_report_or_else_from_what_was_written() -> None:

@@ -58,9 +58,15 @@ class Functions:
         return function, made is not None
 
     def add_version(
-        self, function: Function, version_id: str, artefact: Artefact, spec: dict[str, Any], now: datetime
+        self,
+        function: Function,
+        version_id: str,
+        artefact: Artefact,
+        spec: dict[str, Any],
+        now: datetime,
+        deployment_id: str = "",
     ) -> Version:
-        """One more version, which becomes the active one. `function` must be locked."""
+        """One more version; who it is active for is the caller's to say. `function` must be locked."""
         newest = self._session.scalar(
             select(func.max(Version.version)).where(Version.function_id == function.function_id)
         )
@@ -69,12 +75,12 @@ class Functions:
             function_id=function.function_id,
             version=(newest or 0) + 1,
             artefact_digest=artefact.digest,
+            deployment_id=deployment_id,
             spec=spec,
             created_at=now,
         )
         version.artefact = artefact
         self._session.add(version)
-        function.active_version = version.version
         self._session.flush()
         return version
 
