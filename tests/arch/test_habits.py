@@ -16,6 +16,7 @@ ENDS_IT = {
     ("libs/common/rouse_common/link/server.py", "_serve"): "the top of a call's own task: it becomes the answer",
     ("libs/common/rouse_common/lifecycle.py", "_run"): "the top of a process: it becomes the exit code",
     ("libs/runtime/rouse_runtime/process.py", "_load"): "user code in a thread may raise anything: it is reported",
+    ("services/gateway/rouse_gateway/http/app.py", "__call__"): "the top of a request: its client is gone, or is told",
     ("libs/testkit/rouse_testkit/mesh.py", "_run"): "the top of a thread: it goes to whoever waits for the thread",
 }
 # Files that start tasks outside of a TaskGroup: each is awaited, or cancelled and awaited, by what started it.

@@ -50,6 +50,11 @@ def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
         "--listen", default="", metavar="HOST:PORT",
         help="address of the gateway (default: 127.0.0.1:8001, or a free port where that is taken)",
     )  # fmt: skip
+    add(
+        "--http", default="", metavar="HOST:PORT",
+        help="address of the gateway's REST API (default: 127.0.0.1:8000, or a free port where that is taken; "
+        "off: none)",
+    )  # fmt: skip
     add("--metrics", action="store_true", help="serve Prometheus metrics of every service")
     add("--otlp-endpoint", default="", metavar="URL", help="export spans there by OTLP/gRPC")
     add("--verbose", action="store_true", help="show every log line, from level DEBUG")
@@ -60,6 +65,7 @@ def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
         devices=tuple(flags.device),
         host_memory=flags.host_memory,
         listen=flags.listen,
+        http_listen=flags.http,
         metrics=flags.metrics,
         otlp_endpoint=flags.otlp_endpoint,
         log_level="DEBUG" if flags.verbose else "INFO",

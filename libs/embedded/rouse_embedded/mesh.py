@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -21,8 +22,8 @@ from rouse_embedded import plan
 from rouse_embedded.folders import Folders, claimed, end_leftovers, prune_traces, tagged
 from rouse_embedded.logs import Line, LogSink
 from rouse_embedded.notices import Logged, Note, Notice, Restarting, Waiting
-from rouse_embedded.options import MeshOptions, fitted
-from rouse_embedded.ports import GATEWAY, gateway_listen, reachable
+from rouse_embedded.options import NO_HTTP, MeshOptions, fitted
+from rouse_embedded.ports import GATEWAY, GATEWAY_HTTP, gateway_listen, reachable
 from rouse_embedded.processes import Observers, ProcessSpec, Supervised
 from rouse_embedded.readiness import Health
 from rouse_embedded.restart import Restart, RestartSettings
@@ -46,11 +47,13 @@ class MeshInfo:
     """Where a running mesh is.
 
     Args:
+        http_address: of REST v2; empty where it is not served.
         options: as they are in force, with what was left open filled in.
         addresses, metrics_addresses: host:port by process name.
     """
 
     gateway_address: str
+    http_address: str
     options: MeshOptions
     folders: Folders
     stores: plan.Stores
@@ -175,13 +178,25 @@ class EmbeddedMesh:
         if not options.listen and addresses["gateway"] != GATEWAY:
             self._notify(Note(f"{GATEWAY} is taken: the gateway listens on {addresses['gateway']}"))
         links = plan.link_addresses(options, folders)
+        options, http_address = self._http(options)
         metrics = {name: f"127.0.0.1:{free_port()}" for name in names} if options.metrics else {}
         stores = plan.Stores.below(folders)
-        self.info = MeshInfo(reachable(addresses["gateway"]), options, folders, stores, addresses, metrics)
+        self.info = MeshInfo(
+            reachable(addresses["gateway"]), http_address, options, folders, stores, addresses, metrics
+        )
         return [
             *(plan.store_spec(store, folders, environ, _answers(store)) for store in stores.all()),
             *plan.service_specs(options, folders, stores, addresses, links, metrics, environ, self._health.probe),
         ]
+
+    def _http(self, options: MeshOptions) -> tuple[MeshOptions, str]:
+        """The options with the HTTP port in force, and the address that clients use for it."""
+        if options.http_listen == NO_HTTP:
+            return options, ""
+        listen = gateway_listen(options.http_listen, GATEWAY_HTTP)
+        if not options.http_listen and listen != GATEWAY_HTTP:
+            self._notify(Note(f"{GATEWAY_HTTP} is taken: the gateway serves HTTP on {listen}"))
+        return dataclasses.replace(options, http_listen=listen), reachable(listen)
 
     def _start(self, tasks: asyncio.TaskGroup, folders: Folders, specs: list[ProcessSpec]) -> None:
         self._pruning = tasks.create_task(
@@ -249,6 +264,7 @@ class EmbeddedMesh:
         devices = [vars(device) for device in info.options.parsed_devices()]
         state = {
             "gateway_address": info.gateway_address,
+            "http_address": info.http_address,
             "pid": os.getpid(),
             "version": version("rouse"),
             "data_dir": str(info.folders.data),

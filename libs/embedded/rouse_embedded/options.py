@@ -13,6 +13,8 @@ from rouse_common.config import ConfigError, parse_address, parse_size
 
 DEVICE = re.compile(r"(?P<kind>[a-z]+):(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,31})=(?P<size>.+)")
 DEVICE_KINDS = ("host",)
+# Instead of an address: the gateway serves gRPC alone.
+NO_HTTP = "off"
 MAX_NODES = 64
 MAX_DEVICES = 64
 MIB = 1 << 20
@@ -33,6 +35,8 @@ class MeshOptions:
     devices: devices of every node, KIND:NAME=SIZE; none takes one `host:gpu0` that fits the machine.
     host_memory: a node's memory for sleeping models, a size; empty takes one that fits the machine.
     listen: the gateway's host:port; empty takes 127.0.0.1:8001, or a free port where that is taken.
+    http_listen: the gateway's host:port for HTTP; empty takes 127.0.0.1:8000, or a free port where that is
+        taken; "off" serves no HTTP.
     metrics: whether every service serves Prometheus metrics.
     otlp_endpoint: OTLP/gRPC endpoint that spans are exported to; empty keeps them in the data folder only.
     log_level: of every service.
@@ -44,6 +48,7 @@ class MeshOptions:
     devices: tuple[str, ...] = ()
     host_memory: str = ""
     listen: str = ""
+    http_listen: str = ""
     metrics: bool = False
     otlp_endpoint: str = ""
     log_level: str = "INFO"
@@ -63,6 +68,8 @@ class MeshOptions:
             parse_size(self.host_memory, "--host-memory")
         if self.listen:
             parse_address(self.listen, "--listen")
+        if self.http_listen not in ("", NO_HTTP):
+            parse_address(self.http_listen, "--http")
 
     def parsed_devices(self) -> list[Device]:
         """The devices of every node. Raises ConfigError."""

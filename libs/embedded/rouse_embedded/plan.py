@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_embedded.folders import TAG, Folders
-from rouse_embedded.options import MeshOptions
+from rouse_embedded.options import NO_HTTP, MeshOptions
 from rouse_embedded.processes import ProcessSpec
 from rouse_embedded.stores import Nats, Postgres, Redis, Store
 from rouse_embedded.stores.base import HOST, free_port
@@ -146,6 +146,7 @@ def _settings(
             "nats": stores.nats.url,
             "redis": stores.redis.url,
             "log_dir": str(folders.logs),
+            "http_listen": "" if options.http_listen == NO_HTTP else options.http_listen,
             "service": ",".join(f"{other}={address}" for other, address in addresses.items()),
         },
     }

@@ -8,13 +8,14 @@ from rouse_common.config import parse_address
 from rouse_embedded.stores.base import HOST, free_port
 
 GATEWAY = f"{HOST}:8001"
+GATEWAY_HTTP = f"{HOST}:8000"
 ANY_HOST = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
 
 
-def gateway_listen(wanted: str) -> str:
-    """host:port for the gateway: `wanted`, with a free port for port 0; GATEWAY, or a free port where that
+def gateway_listen(wanted: str, usual: str = GATEWAY) -> str:
+    """host:port for the gateway: `wanted`, with a free port for port 0; `usual`, or a free port where that
     is taken. Raises OSError where `wanted` is taken."""
-    host, port = parse_address(wanted or GATEWAY, "--listen")
+    host, port = parse_address(wanted or usual, "--listen" if usual == GATEWAY else "--http")
     if port == 0:
         return f"{host}:{free_port()}"
     if not _is_free(host, port):

@@ -121,6 +121,7 @@ def status(message: contract.GetStatusResponse) -> types.Status:
         functions=message.functions,
         services=tuple(types.Service(s.name, s.address, s.state) for s in message.services),
         nodes=tuple(_node(n) for n in message.nodes),
+        http_address=message.http_address,
     )
 
 

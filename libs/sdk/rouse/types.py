@@ -277,9 +277,14 @@ class Service:
 
 @dataclass(frozen=True)
 class Status:
-    """The whole mesh as it is now."""
+    """The whole mesh as it is now.
+
+    Args:
+        http_address: where the gateway serves REST v2, host:port; empty where it does not.
+    """
 
     mesh_version: str
     functions: int
     services: tuple[Service, ...]
     nodes: tuple[Node, ...]
+    http_address: str = ""

@@ -55,6 +55,7 @@ class Front:
     """A gateway and what is around it.
 
     Args:
+        http: the address of REST v2, host:port.
         generation: the generation of the routing table that the gateway has in use.
         stop: stops the gateway and returns when it has ended.
     """
@@ -62,6 +63,7 @@ class Front:
     control: Control
     node: NodeDouble
     address: str
+    http: str
     channel: grpc.aio.Channel
     mesh: functions.FunctionServiceStub
     models: inference.GRPCInferenceServiceStub

@@ -44,7 +44,7 @@ class Mesh:
         settings: Mapping[str, Mapping[str, str]] | None = None,
         **overrides: Any,
     ) -> None:
-        fields = {"host_memory": "512MiB", "listen": "127.0.0.1:0"} | overrides
+        fields = {"host_memory": "512MiB", "listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"} | overrides
         self._options = MeshOptions(
             data_dir=folder / "mesh", nodes=nodes, devices=tuple(devices), settings=settings or {}, **fields
         )
@@ -112,6 +112,10 @@ class Mesh:
     @property
     def gateway_address(self) -> str:
         return self.info.gateway_address
+
+    @property
+    def http_address(self) -> str:
+        return self.info.http_address
 
     @property
     def data_dir(self) -> Path:

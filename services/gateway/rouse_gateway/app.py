@@ -20,6 +20,10 @@ from rouse_gateway.adapters.traces import Traces
 from rouse_gateway.config import GatewayConfig
 from rouse_gateway.dispatch import Dispatcher
 from rouse_gateway.feed import RoutingFeed
+from rouse_gateway.http.limits import Limits
+from rouse_gateway.http.models import Models
+from rouse_gateway.http.routes import make_app
+from rouse_gateway.http.server import HttpServer
 from rouse_gateway.service import functions as function_service
 from rouse_gateway.service import inference as inference_service
 from rouse_gateway.service.functions import FunctionService, Neighbours
@@ -76,6 +80,7 @@ class GatewayApp:
             routes, nodes, wakes, clock, windows.count_arrival, admission.Settings(max_held=config.max_held)
         )
         mesh_version = version("rouse-gateway")
+        rest = self._rest(Models(routes, dispatcher, config.default_timeout_s, mesh_version))
         neighbours = Neighbours(
             cluster,
             Repository(channels, config.model_repository),
@@ -83,6 +88,7 @@ class GatewayApp:
             Logs(config.log_dir),
             Traces(config.trace_dir, clock),
             config.services(),
+            rest.address if rest is not None else "",
             stopping,
         )
         server = RpcServer(config.listen, max_message_bytes=self._max_message_bytes)
@@ -105,6 +111,9 @@ class GatewayApp:
 
         await server.start()
         try:
+            if rest is not None:
+                await rest.start()
+                LOG.info("gateway serves HTTP on %s", rest.address)
             background = [
                 tasks.create_task(feed.run(lambda: nodes.prune(set(routes.table.addresses.values())))),
                 tasks.create_task(windows.run()),
@@ -113,8 +122,22 @@ class GatewayApp:
             await ready(server.address)
             await stopping.wait()
         finally:
-            await server.stop(config.drain_s)
+            await asyncio.gather(server.stop(config.drain_s), _stop(rest, config.drain_s))
         return background
+
+    def _rest(self, models: Models) -> HttpServer | None:
+        """The HTTP port, taken but not served yet; None where it is turned off. Raises OSError."""
+        if not self._config.http_listen:
+            return None
+        limits = Limits(self._max_message_bytes, self._config.max_http_buffer_mib << 20)
+        server = HttpServer(self._config.http_listen, make_app(models, limits), limits)
+        server.bind()
+        return server
+
+
+async def _stop(rest: HttpServer | None, drain_s: float) -> None:
+    if rest is not None:
+        await rest.stop(drain_s)
 
 
 async def _flush(windows: Windows) -> None:

@@ -11,6 +11,12 @@ from rouse_common.config import ConfigError, ServiceConfig, option, parse_addres
 class GatewayConfig(ServiceConfig):
     """What the gateway can be told, beside what every service can."""
 
+    http_listen: str = option(
+        "127.0.0.1:8000", "address to serve HTTP on, host:port; port 0 takes a free one; empty: none"
+    )
+    max_http_buffer_mib: int = option(
+        512, "bodies of HTTP requests that are at work at once, MiB together", low=1, high=1 << 20
+    )
     cluster_manager: str = option("127.0.0.1:7001", "address of cluster-manager, host:port")
     model_repository: str = option("127.0.0.1:7002", "address of model-repository, host:port")
     scaler: str = option("127.0.0.1:7003", "address of scaler, host:port")
@@ -25,6 +31,8 @@ class GatewayConfig(ServiceConfig):
         """Raises ConfigError naming the setting that cannot be used."""
         for name in ("cluster_manager", "model_repository", "scaler"):
             parse_address(getattr(self, name), name)
+        if self.http_listen:
+            parse_address(self.http_listen, "http_listen")
         self.services()
 
     def services(self) -> dict[str, str]:

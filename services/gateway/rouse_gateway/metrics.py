@@ -23,6 +23,11 @@ HELD = Gauge("rouse_held_requests", "Requests held until their function is ready
 REROUTED = Counter("rouse_rerouted_requests_total", "Requests that a node turned away unexecuted.", ["reason"])
 TABLE_GENERATION = Gauge("rouse_routing_table_generation", "Generation of the routing table in use.")
 TABLE_FUNCTIONS = Gauge("rouse_routing_table_functions", "Functions in the routing table in use.")
+HTTP_REQUESTS = Counter("rouse_http_requests_total", "HTTP requests answered, by status.", ["route", "status"])
+HTTP_LATENCY = Histogram(
+    "rouse_http_latency_seconds", "Time to answer an HTTP request.", ["route"], buckets=LATENCY_BUCKETS_S
+)
+HTTP_IN_FLIGHT = Gauge("rouse_http_in_flight", "HTTP requests being answered.")
 
 _BY_FUNCTION = (LATENCY, COLD_REQUESTS, COLD_STARTS)
 

@@ -53,6 +53,7 @@ def config(control: Control, nats_url: str, redis_url: str, tmp_path: Path) -> G
         log_dir=str(tmp_path / "logs"),
         trace_dir=str(tmp_path / "traces"),
         drain_s=1.0,
+        http_listen="127.0.0.1:0",
         max_held=MAX_HELD,
         service=(f"scaler={control.scaler_server.address}", "nobody=127.0.0.1:1"),
     )
@@ -65,12 +66,15 @@ async def front(control: Control, config: GatewayConfig, tmp_path: Path) -> Asyn
     async with running(GatewayApp(config)) as service:
         address = await service.ready()
         async with grpc.aio.insecure_channel(address, options=channel_options(64 << 20)) as channel:
+            mesh = functions.FunctionServiceStub(channel)
+            http = (await mesh.GetStatus(functions.GetStatusRequest(), timeout=10)).http_address
             front = Front(
                 control,
                 control.nodes["n0"],
                 address,
+                http,
                 channel,
-                functions.FunctionServiceStub(channel),
+                mesh,
                 inference.GRPCInferenceServiceStub(channel),
                 tmp_path,
                 lambda: int(metrics.TABLE_GENERATION._value.get()),

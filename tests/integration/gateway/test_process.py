@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 NOBODY = "127.0.0.1:1"
 ALONE = [
+    "--http-listen=127.0.0.1:0",
     f"--cluster-manager={NOBODY}",
     f"--model-repository={NOBODY}",
     f"--scaler={NOBODY}",

@@ -26,6 +26,7 @@ def test_settings_come_from_environment_and_flags() -> None:
         ("--scaler", "a:b", "scaler=a:b"),
         ("--max-held", "0", "1 to"),
         ("--default-timeout-s", "0", "0.001"),
+        ("--http-listen", "8000", "http_listen=8000"),
         ("--service", "scaler", "NAME=host:port"),
         ("--service", "=a:1", "NAME=host:port"),
         ("--service", "scaler=nowhere", "scaler=nowhere"),

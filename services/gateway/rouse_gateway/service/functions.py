@@ -44,6 +44,7 @@ class Neighbours:
 
     Args:
         services: address by name of the services shown in the status.
+        http_address: where this gateway serves HTTP, shown in the status; empty where it does not.
         stopping: set when the gateway stops; streams end then.
     """
 
@@ -53,6 +54,7 @@ class Neighbours:
     logs: Logs
     traces: Traces
     services: Mapping[str, str]
+    http_address: str
     stopping: asyncio.Event
 
 
@@ -199,6 +201,7 @@ class FunctionService(functions.FunctionServiceServicer):
             ],
             nodes=nodes,
             functions=len(self._routes.table.functions),
+            http_address=self._near.http_address,
         )
 
     async def _nodes(self, timeout_s: float) -> list[functions.NodeSummary]:
