@@ -97,7 +97,9 @@ class Mesh(RuleBasedStateMachine):
         locks, world = KeyedLocks(), self.world
         self.catalogue = Catalogue(self.database, world, self.fleet, locks, self.clock)  # type: ignore[arg-type]
         self.traffic = Traffic(self.database, self.clock)
-        self.instances = Instances(self.database, self.fleet, self.clock, pending_limit_s=3, start_limit_s=8)
+        self.instances = Instances(
+            self.database, self.fleet, self.clock, lambda *_: {}, pending_limit_s=3, start_limit_s=8
+        )
         self.locks, self.cache = locks, routing.VersionCache()
         self.generation = 0
         self.incarnations = dict.fromkeys(NODES, 0)

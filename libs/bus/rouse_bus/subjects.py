@@ -6,6 +6,8 @@ import re
 
 # RoutingTable bytes; an empty message where the table is larger than a message may be: fetch it by RPC.
 ROUTING = "rouse.routing"
+# AccessTable bytes, in the same manner.
+ACCESS = "rouse.access"
 EVENTS = "rouse.events"
 KIND = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 

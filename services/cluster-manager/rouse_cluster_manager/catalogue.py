@@ -6,19 +6,22 @@ import logging
 import re
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 
 from rouse_cluster_manager import placing, shares, specs
+from rouse_cluster_manager.access import rules
+from rouse_cluster_manager.access.secrets import check_references
 from rouse_cluster_manager.adapters import rows
 from rouse_cluster_manager.adapters.neighbours import Neighbours
 from rouse_cluster_manager.fleet import Fleet
 from rouse_cluster_manager.state import at, function_state
 from rouse_common.clock import Clock
-from rouse_common.errors import FailedPrecondition, InvalidArgument, NotFound, RouseError
+from rouse_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, RouseError
 from rouse_common.locks import KeyedLocks
 from rouse_contracts import cluster, functions, repository
 from rouse_policy import placement
 from rouse_store import Database, Unit
-from rouse_store.models import DIGEST_PATTERN, Function, Instance, Version
+from rouse_store.models import DEFAULT_TENANT, DIGEST_PATTERN, Function, Instance, Version
 from rouse_store.text import clean
 
 LOG = logging.getLogger(__name__)
@@ -58,12 +61,12 @@ class Catalogue:
             artefact = await self._neighbours.artefact(digest)
             try:
                 wanted = _Wanted(
-                    specs.effective(spec, artefact), artefact, request.deployment_id, request.only_if_changed,
-                    request.without_traffic,
+                    specs.effective(spec, artefact), artefact, clean(request.tenant) or DEFAULT_TENANT,
+                    request.deployment_id, request.only_if_changed, request.without_traffic,
                 )  # fmt: skip
                 reports, now = self._fleet.reports(), self._clock.now()
                 return await self._database.run(lambda unit: _create_version(unit, wanted, reports, now))
-            except (InvalidArgument, FailedPrecondition) as error:
+            except (InvalidArgument, FailedPrecondition, AlreadyExists, NotFound) as error:
                 if error.retry_after_s is None:  # refused for good
                     await self._give_back(digest)
                 raise
@@ -107,10 +110,11 @@ def not_found(name: str) -> NotFound:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A version to be made: its effective spec, its artefact, and the rest of the request."""
+    """A version to be made: its effective spec, its artefact, whose it is, and the rest of the request."""
 
     spec: functions.FunctionSpec
     artefact: repository.Artefact
+    tenant: str
     deployment_id: str
     only_if_changed: bool
     without_traffic: bool
@@ -125,7 +129,7 @@ def _create_version(
     misfit = placement.misfit(weights, working, placing.node_views(nodes, reports)) if nodes else None
     if misfit is not None:
         raise FailedPrecondition("MODEL_TOO_LARGE", f"function '{name}' fits nowhere: {misfit}", function=name)
-    function, is_new = unit.functions.ensure(uuid.uuid4().hex, name, now)
+    function, is_new = _own(unit, wanted, now)
     if function.state != "ACTIVE":
         raise FailedPrecondition(
             "FUNCTION_DELETING", f"function '{name}' is being deleted; deploy it when that is done",
@@ -156,6 +160,18 @@ def _create_version(
     )
 
 
+def _own(unit: Unit, wanted: _Wanted, now: datetime) -> tuple[Function, bool]:
+    """The function, locked, and whether it was made just now; the tenant may deploy it and has what it refers to."""
+    name, tenant = wanted.spec.name, wanted.tenant
+    if unit.access.hold_tenant(tenant) is None:
+        raise rules.no_tenant(tenant)
+    function, is_new = unit.functions.ensure(uuid.uuid4().hex, name, now, tenant)
+    if function.tenant != tenant:
+        raise AlreadyExists("NAME_TAKEN", f"the name '{name}' is taken in this mesh; choose another one", function=name)
+    check_references(unit, tenant, wanted.spec)
+    return function, is_new
+
+
 def _found(function: Function, wanted: _Wanted) -> tuple[Version | None, bool]:
     """The version that is there already in place of the wanted one, and whether this very deployment made it."""
     for version in function.versions:
@@ -179,6 +195,7 @@ def summary(function: Function, of_active: list[Instance]) -> functions.Function
         active_version=rows.version_message(function.active),
         ready_instances=sum(row.state == "READY" for row in of_active),
         traffic=shares.messages(function),
+        tenant=function.tenant,
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address
 from rouse_store.url import normalised
+
+# As long and as plain as a bearer token may be (RFC 6750, section 2.1).
+BOOTSTRAP_KEY = re.compile(r"[A-Za-z0-9._~+/=-]{32,256}")
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,12 @@ class ClusterManagerConfig(ServiceConfig):
     forget_node_s: float = option(86_400.0, "a node LOST for longer is forgotten, seconds", low=1)
     keep_events: int = option(10_000, "events that are kept", low=100, high=10_000_000)
     keep_usage: int = option(200_000, "usage records that are kept; totals always are", low=1000, high=100_000_000)
+    secrets_key_file: str = option(
+        "", "file with the key that secrets are encrypted with, 64 hex digits, mode 0600; empty: no secrets are kept"
+    )
+    bootstrap_key: str = option(
+        "", "text of the first administrator's API key, 32 characters or more; give it by environment"
+    )
     keep_ended: int = option(20, "ended instances that are kept for each version", low=1, high=10_000)
 
     def validate(self) -> None:
@@ -30,6 +40,11 @@ class ClusterManagerConfig(ServiceConfig):
             raise ConfigError("database is not set; set ROUSE_CLUSTER_MANAGER_DATABASE to its URL")
         if not self.nats:
             raise ConfigError("nats is not set; set ROUSE_CLUSTER_MANAGER_NATS to its URL")
+        if self.bootstrap_key and not BOOTSTRAP_KEY.fullmatch(self.bootstrap_key):
+            # Without the value: it may be a key that is in use.
+            raise ConfigError(
+                "bootstrap_key is no key: want 32 to 256 letters, digits, '.', '_', '~', '+', '/', '=' or '-'"
+            )
         try:
             normalised(self.database)
         except ValueError as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeAlias
 
 from rouse_cluster_manager import metrics, placing
 from rouse_cluster_manager.adapters import rows
@@ -22,6 +24,8 @@ from rouse_store.models import Instance
 from rouse_store.text import clean
 
 LOG = logging.getLogger(__name__)
+# Values of a spec's secrets by environment variable: (unit, tenant, spec).
+Resolve: TypeAlias = Callable[[Unit, str, functions.FunctionSpec], dict[str, str]]
 RETRY_AFTER_S = 1.0
 
 
@@ -33,16 +37,21 @@ class Placed:
     version: functions.FunctionVersion
     coordinator_address: str
     reason: str
+    # By environment variable; not in the representation, which a log may show.
+    secrets: Mapping[str, str] = field(repr=False)
 
 
 class Instances:
     """Args:
+    resolve: what the secrets of a version are.
     pending_limit_s, start_limit_s: an instance that is PENDING or STARTING for longer is FAILED.
     """
 
     def __init__(
-        self, database: Database, fleet: Fleet, clock: Clock, *, pending_limit_s: float, start_limit_s: float
-    ) -> None:
+        self, database: Database, fleet: Fleet, clock: Clock, resolve: Resolve, *, pending_limit_s: float,
+        start_limit_s: float,
+    ) -> None:  # fmt: skip
+        self._resolve = resolve
         self._database, self._fleet, self._clock = database, fleet, clock
         self._limits_s = {"PENDING": pending_limit_s, "STARTING": start_limit_s}
 
@@ -50,10 +59,12 @@ class Instances:
         """Places one more instance. The limit holds however many calls come at once.
 
         Raises NotFound VERSION_NOT_FOUND, ResourceExhausted INSTANCE_LIMIT, Unavailable NO_NODE,
-        FailedPrecondition MODEL_TOO_LARGE.
+        FailedPrecondition MODEL_TOO_LARGE | SECRET_NOT_FOUND | NO_SECRET_KEY.
         """
         reports, now = self._fleet.reports(), self._clock.now()
-        return await self._database.run(lambda unit: _create(unit, clean(version_id), clean(reason), reports, now))
+        return await self._database.run(
+            lambda unit: _create(unit, clean(version_id), clean(reason), reports, self._resolve, now)
+        )
 
     async def report(self, instance_id: str, state: int, reason: str) -> None:
         """What became of an instance. Raises NotFound INSTANCE_NOT_FOUND, InvalidArgument BAD_STATE."""
@@ -88,7 +99,9 @@ class Instances:
         await self._database.run(work)
 
 
-def _create(unit: Unit, version_id: str, reason: str, reports: placing.Reports, time: float) -> Placed:
+def _create(
+    unit: Unit, version_id: str, reason: str, reports: placing.Reports, resolve: Resolve, time: float
+) -> Placed:
     now = at(time)
     version = unit.functions.version(version_id, lock=True)
     if version is None or version.function.state != "ACTIVE":
@@ -121,7 +134,8 @@ def _create(unit: Unit, version_id: str, reason: str, reports: placing.Reports, 
         "instance placed function=%s instance=%s node=%s reason=%s",
         name, row.instance_id, node.node_id, decision.reason,
     )  # fmt: skip
-    return Placed(rows.instance_message(row), message, node.coordinator_address, decision.reason)
+    secret_values = resolve(unit, version.function.tenant, message.spec)
+    return Placed(rows.instance_message(row), message, node.coordinator_address, decision.reason, secret_values)
 
 
 def _refusal(function: str, decision: placement.Decision) -> FailedPrecondition | Unavailable:

@@ -99,6 +99,7 @@ def _function_route(
     state, reason = _state(by_version.get(active_id, []))
     return cluster.FunctionRoute(
         name=function.name,
+        tenant=function.tenant,
         state=state,
         reason=reason,
         versions=[messages[v] for v in shown],

@@ -94,6 +94,7 @@ class ClusterService(cluster.ClusterServiceServicer):
             version=placed.version,
             coordinator_address=placed.coordinator_address,
             placement_reason=placed.reason,
+            secrets=placed.secrets,
         )
 
     async def ReportInstance(

@@ -58,7 +58,7 @@ class Access:
         query = select(Key).where(Key.key_id == key_id)
         return self._session.scalar(query.with_for_update() if lock else query)
 
-    def keys(self, tenant: str = "") -> list[Key]:
+    def list_keys(self, tenant: str = "") -> list[Key]:
         """Keys of a tenant, or of all, oldest first."""
         query = select(Key).order_by(Key.created_at, Key.key_id)
         return list(self._session.scalars(query.where(Key.tenant == tenant) if tenant else query))
