@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rouse_common.clock import Clock
@@ -40,8 +40,10 @@ class Instances:
         self._closed = False
         metrics.INSTANCE_CAPACITY.set(table.max_instances)
 
-    def start(self, instance_id: str, version: FunctionVersion) -> None:
+    def start(self, instance_id: str, version: FunctionVersion, secrets: Mapping[str, str]) -> None:
         """Accepts an instance and starts it in the background; one that is known already is left as it is.
+
+        The values of its secrets are kept in memory until it has ended, for it alone.
 
         Raises ResourceExhausted INSTANCE_LIMIT, Unavailable STOPPING.
         """
@@ -49,7 +51,7 @@ class Instances:
             raise Unavailable("STOPPING", f"the coordinator of node {self._node_id} is stopping")
         if not self._table.add(instance_id, version):
             return
-        life = self._lives[instance_id] = Life(version, self._clock.monotonic())
+        life = self._lives[instance_id] = Life(version, self._clock.monotonic(), secrets)
         self._group.create_task(self._run(instance_id, life), name=f"instance {instance_id}")
 
     async def stop(self, instance_id: str, grace_s: float, reason: str) -> None:

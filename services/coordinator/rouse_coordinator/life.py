@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class Life:
 
     version: FunctionVersion
     accepted_at: float
+    # Values by environment variable.
+    secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     assignment: asyncio.Future[GetAssignmentResponse] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -150,6 +153,7 @@ class Living:
                 artefact=staged.artefact,
                 artefact_path=staged.artefact_path,
                 image_path=staged.image_path,
+                environment={**life.version.spec.environment, **life.secret_values},
             )
         )
         async with _Race(process) as race:

@@ -33,7 +33,7 @@ class CoordinationServicer(coordination.CoordinationServiceServicer):
             )
         if not request.version.version_id or not request.version.spec.name:
             raise InvalidArgument("BAD_VERSION", f"instance {request.instance_id}: the version has no id or no name")
-        self._instances.start(request.instance_id, request.version)
+        self._instances.start(request.instance_id, request.version, dict(request.secrets))
         return coordination.StartInstanceResponse()
 
     async def StopInstance(

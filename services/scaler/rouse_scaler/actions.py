@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from rouse_common.errors import NotFound, RouseError, Unavailable
 from rouse_contracts import cluster
@@ -50,7 +51,9 @@ class Actions:
                 metrics.STARTS.labels(cause, "refused").inc()
                 raise
             instance_id, node_id = created.instance.instance_id, created.instance.node_id
-            error = await self._hand_over(created.coordinator_address, created.instance, created.version)
+            error = await self._hand_over(
+                created.coordinator_address, created.instance, created.version, created.secrets
+            )
             if error is None:
                 metrics.STARTS.labels(cause, "started").inc()
                 LOG.info(
@@ -67,12 +70,18 @@ class Actions:
         )
 
     async def resume(self, instance: cluster.Instance, address: str, version: FunctionVersion) -> None:
-        """Hands a PENDING instance to its node once more, or reports it as FAILED."""
+        """Hands a PENDING instance to its node once more, or reports it as FAILED.
+
+        One that needs secrets is given up: their values are told once, to who places an instance.
+        """
+        if version.spec.secrets:
+            await self._give_up(instance, "its start was interrupted, and its secrets are not kept for another one")
+            return
         LOG.warning(
             "instance was never started, doing so now function=%s instance=%s node=%s",
             instance.function, instance.instance_id, instance.node_id,
         )  # fmt: skip
-        await self._hand_over(address, instance, version)
+        await self._hand_over(address, instance, version, {})
 
     async def stop(self, instance: cluster.Instance, address: str, reason: str) -> None:
         """Takes an instance out of the routing table, then has its process ended in the background.
@@ -106,13 +115,19 @@ class Actions:
         for task in list(self._stops.values()):
             task.cancel()
 
-    async def _hand_over(self, address: str, instance: cluster.Instance, version: FunctionVersion) -> str | None:
+    async def _hand_over(
+        self, address: str, instance: cluster.Instance, version: FunctionVersion, secrets: Mapping[str, str]
+    ) -> str | None:
         """Why the node's coordinator did not take the instance; None where it did."""
         try:
-            await self._coordinators.start(address, instance.instance_id, version)
+            await self._coordinators.start(address, instance.instance_id, version, secrets)
             return None
         except RouseError as error:
             reason = f"the coordinator of node {instance.node_id} at {address} did not take it: {error}"
+        await self._give_up(instance, reason)
+        return reason
+
+    async def _give_up(self, instance: cluster.Instance, reason: str) -> None:
         LOG.warning(
             "instance not started function=%s instance=%s reason=%s", instance.function, instance.instance_id, reason
         )
@@ -121,7 +136,6 @@ class Actions:
         except RouseError as error:
             # It stays PENDING and is resumed by one of the next looks.
             LOG.warning("failure not reported instance=%s error=%s", instance.instance_id, error)
-        return reason
 
     async def _end(self, instance: cluster.Instance, address: str, reason: str) -> None:
         try:

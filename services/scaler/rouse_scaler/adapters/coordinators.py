@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from rouse_common.errors import Unavailable
@@ -24,9 +24,9 @@ class Coordinators:
         # Calls under way by address.
         self._calls: Counter[str] = Counter()
 
-    async def start(self, address: str, instance_id: str, version: FunctionVersion) -> None:
-        """Has an instance started; again if need be. Raises RouseError."""
-        request = coordination.StartInstanceRequest(instance_id=instance_id, version=version)
+    async def start(self, address: str, instance_id: str, version: FunctionVersion, secrets: Mapping[str, str]) -> None:
+        """Has an instance started, with the values of its secrets; again if need be. Raises RouseError."""
+        request = coordination.StartInstanceRequest(instance_id=instance_id, version=version, secrets=secrets)
         with self._stub(address) as stub:
             await call(stub.StartInstance, request, timeout_s=START_TIMEOUT_S)
 
