@@ -85,13 +85,23 @@ class NodeDouble(node.NodeServiceServicer):
 
 @dataclass
 class Function:
-    """A function as the control plane knows it; `instances` are pairs of version id and node id."""
+    """A function as the control plane knows it; `instances` are pairs of version id and node id. Its state is
+    that of its active version, unless `version_states` says more."""
 
     name: str
     versions: list[functions.FunctionVersion] = field(default_factory=list)
     state: int = functions.FUNCTION_STATE_SLEEPING
     reason: str = ""
     instances: list[tuple[str, str]] = field(default_factory=list)
+    traffic: list[functions.TrafficShare] = field(default_factory=list)
+    previous: list[functions.TrafficShare] = field(default_factory=list)
+    version_states: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def active(self) -> functions.FunctionVersion:
+        if not self.traffic:
+            return self.versions[-1]
+        return self.versions[max(self.traffic, key=lambda share: (share.percent, share.version)).version - 1]
 
 
 class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
@@ -111,6 +121,8 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         self.on_wake: Callable[[str, str], Awaitable[None]] = self.start_instance
         self.bus: Bus | None = None
         self.fetches = 0
+        # Version ids by deployment id.
+        self.deployments: dict[str, str] = {}
         self.repository = RepositoryDouble()
         self.cluster_server = Served(cluster.add_ClusterServiceServicer_to_server, self, cluster.DESCRIPTOR)
         self.scaler_server = Served(scaling.add_ScalingServiceServicer_to_server, self, scaling.DESCRIPTOR)
@@ -184,8 +196,12 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         for function in self.functions.values():
             route = table.functions.add(
                 name=function.name, state=functions.FunctionState.Name(function.state), reason=function.reason,
-                versions=function.versions, active_version_id=function.versions[-1].version_id,
+                versions=function.versions, active_version_id=function.active.version_id, traffic=function.traffic,
             )  # fmt: skip
+            for version_id, (standing, reason) in function.version_states.items():
+                route.version_states.add(
+                    version_id=version_id, state=functions.FunctionState.Name(standing), reason=reason
+                )
             for number, (version_id, node_id) in enumerate(function.instances):
                 route.instances.add(instance_id=f"{version_id}-i{number}", version_id=version_id, node_id=node_id)
         for node_id, double in self.nodes.items():
@@ -204,12 +220,33 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         return cluster.GetRoutingTableResponse(table=self.table())
 
     async def CreateVersion(self, request: cluster.CreateVersionRequest, context: Any) -> cluster.CreateVersionResponse:
+        known = self.functions.get(request.spec.name)
+        for version in known.versions if known else ():
+            if self.deployments.get(request.deployment_id) == version.version_id:
+                return cluster.CreateVersionResponse(version=version)
         function = self.add_function(request.spec.name)
         version = function.versions[-1]
+        self.deployments[request.deployment_id] = version.version_id
+        if known and request.without_traffic:
+            function.traffic = function.traffic or [functions.TrafficShare(version=version.version - 1, percent=100)]
+        else:
+            function.traffic = []
         version.spec.CopyFrom(request.spec)
         version.artefact_digest = request.artefact_digest
         await self.changed()
         return cluster.CreateVersionResponse(version=version)
+
+    async def SetTraffic(self, request: cluster.SetTrafficRequest, context: Any) -> cluster.SetTrafficResponse:
+        function = self._function(request.name)
+        function.previous, function.traffic = function.traffic, list(request.shares)
+        await self.changed()
+        return cluster.SetTrafficResponse(function=self._summary(function))
+
+    async def RollBack(self, request: cluster.RollBackRequest, context: Any) -> cluster.RollBackResponse:
+        function = self._function(request.name)
+        function.traffic = function.previous
+        await self.changed()
+        return cluster.RollBackResponse(function=self._summary(function))
 
     def _function(self, name: str) -> Function:
         if name not in self.functions:
@@ -219,7 +256,7 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
     def _summary(self, function: Function) -> functions.FunctionSummary:
         return functions.FunctionSummary(
             name=function.name, state=functions.FunctionState.Name(function.state),
-            active_version=function.versions[-1], ready_instances=len(function.instances),
+            active_version=function.active, ready_instances=len(function.instances), traffic=function.traffic,
         )  # fmt: skip
 
     async def GetFunction(self, request: cluster.GetFunctionRequest, context: Any) -> cluster.GetFunctionResponse:

@@ -113,10 +113,13 @@ class Dispatcher:
         started = self._clock.monotonic()
         code, label = "OK", call.function
         try:
-            version = self._routes.loaded_table().version(call.function, call.number)
+            request_id = os.urandom(16).hex()
+            # Without an id of the client's no request is a repetition of another.
+            key = getattr(call, "idempotency_key", "") or request_id
+            version = self._routes.loaded_table().chosen(call.function, call.number, key)
             await check_request(version, call.inputs, call.output_names)
             self._count_arrival(version.function)
-            trip = _Trip(version, os.urandom(16).hex(), started, started + call.timeout_s)
+            trip = _Trip(version, request_id, started, started + call.timeout_s)
             return await self._send(trip, call)
         except RouseError as error:
             code = error.code.name
@@ -242,10 +245,11 @@ class Dispatcher:
             metrics.HELD.set(self._held)
             trip.held_s += self._clock.monotonic() - began
 
-    async def wake(self, function: str, timeout_s: float) -> None:
-        """Returns when the function's active version has a ready instance. Raises as a held request does."""
+    async def wake(self, function: str, number: str, timeout_s: float) -> None:
+        """Returns when a version of the function ("" is the active one) has a ready instance. Raises as a held
+        request does."""
         deadline = self._clock.monotonic() + timeout_s
-        version = self._routes.loaded_table().version(function, "")
+        version = self._routes.loaded_table().version(function, number)
         trip = _Trip(version, "", self._clock.monotonic(), deadline)
         while not (version := self._current(trip)).candidates:
             left_s = deadline - self._clock.monotonic()

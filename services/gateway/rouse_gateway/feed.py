@@ -81,16 +81,33 @@ class RoutingFeed:
 
         await periodically("fetching the routing table", REFETCH_S, step)
 
+    async def catch_up(self, what: str, timeout_s: float) -> None:
+        """Returns once the table in use has every change that cluster-manager had made when this was called.
+        Raises DeadlineExceeded after `timeout_s`."""
+        fetched = False
+
+        async def fetch() -> None:
+            nonlocal fetched
+            await self.refresh()
+            fetched = True
+
+        await self._repeat(fetch, lambda: fetched, f"the gateway knows {what}", timeout_s)
+
     async def until(self, there: Callable[[Table], bool], what: str, timeout_s: float) -> None:
         """Returns once `there` holds for the table in use. Raises DeadlineExceeded after `timeout_s`."""
+        await self._repeat(self.refresh, lambda: there(self._routes.table), what, timeout_s)
+
+    async def _repeat(
+        self, fetch: Callable[[], Awaitable[None]], done: Callable[[], bool], what: str, timeout_s: float
+    ) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                while not there(self._routes.table):
+                while not done():
                     try:
-                        await self.refresh()
+                        await fetch()
                     except (Unavailable, DeadlineExceeded) as error:
                         LOG.info("waiting until %s: %s", what, error)
-                    if not there(self._routes.table):
+                    if not done():
                         await self._routes.change(KNOWN_POLL_S)
         except TimeoutError:
             raise DeadlineExceeded(

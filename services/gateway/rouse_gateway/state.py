@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from rouse_common.errors import InvalidArgument, NotFound, Unavailable
 from rouse_contracts.cluster import FunctionRoute, RoutingTable
-from rouse_contracts.functions import FunctionState, FunctionVersion
+from rouse_contracts.functions import FUNCTION_STATE_SLEEPING, FunctionState, FunctionVersion
 from rouse_gateway import metrics
+from rouse_policy import traffic
 from rouse_policy.routing import Candidate
 
 LOG = logging.getLogger(__name__)
@@ -29,9 +30,10 @@ class Version:
         inputs: datatype and shape of each input by name.
         outputs: names of the outputs.
         queue_capacity: waiting requests that a node holds at most.
-        active: whether requests without a version mean this one.
+        active: whether requests without a version mean this one, or most of them.
         candidates: nodes with a READY instance.
         contract: the version as cluster-manager describes it.
+        state, reason: how its instances stand, as the state of a function.
     """
 
     function: str
@@ -43,17 +45,21 @@ class Version:
     active: bool
     candidates: tuple[Candidate, ...]
     contract: FunctionVersion
+    state: int = FUNCTION_STATE_SLEEPING
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A function of the table: its state with the reason, and its versions by number ("" is the active one)."""
+    """A function of the table: its state with the reason, its versions by number ("" is the active one), and
+    how requests that name no version are shared (nothing: all to the active one)."""
 
     name: str
     state: int
     reason: str
     versions: Mapping[str, Version]
     ready_instances: int
+    shares: tuple[traffic.Share, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,14 @@ class Table:
             version=number[:40],
         )
 
+    def chosen(self, name: str, number: str, request_id: str) -> Version:
+        """As `version`; a request that names none gets one by the shares of the function's traffic, always the
+        same one for the same id."""
+        shares = self.route(name).shares
+        if number or not shares:
+            return self.version(name, number)
+        return self.version(name, str(traffic.choose(name, shares, request_id)))
+
 
 def index(table: RoutingTable) -> Table:
     """A routing table as it came, indexed. Takes milliseconds for hundreds of functions: not for the event loop."""
@@ -121,7 +135,10 @@ def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Ma
             if instance.node_id not in found:
                 found.append(instance.node_id)
     versions: dict[str, Version] = {}
+    states = {route.active_version_id: (route.state, route.reason)}
+    states |= {entry.version_id: (entry.state, entry.reason) for entry in route.version_states}
     for contract in route.versions:
+        state, reason = states.get(contract.version_id, (FUNCTION_STATE_SLEEPING, ""))
         version = Version(
             function=route.name,
             version_id=contract.version_id,
@@ -140,11 +157,14 @@ def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Ma
                 for node in sorted(nodes.get(contract.version_id, ()))
             ),
             contract=contract,
+            state=state,
+            reason=reason,
         )
         versions[version.number] = version
         if version.active:
             versions[""] = version
-    return Route(route.name, route.state, route.reason, versions, len(route.instances))
+    shares = tuple(traffic.Share(share.version, share.percent) for share in route.traffic)
+    return Route(route.name, route.state, route.reason, versions, len(route.instances), shares)
 
 
 class Routes:

@@ -108,10 +108,10 @@ class Wakes:
             raise type(error)(error.reason, error.message, retry_after_s=error.retry_after_s, **error.metadata)
 
     def _standing(self, version: Version) -> str:
-        route = self._routes.table.functions.get(version.function)
-        if route is None:
+        found = self._found(version)
+        if found is None:
             return "it is not in the routing table"
-        return state_name(route.state) + (f" ({route.reason})" if route.reason else "")
+        return state_name(found.state) + (f" ({found.reason})" if found.reason else "")
 
     async def _fly(self, version: Version) -> None:
         """One wake-up from the request to the scaler until an instance is ready or surely is not coming."""
@@ -145,7 +145,8 @@ class Wakes:
         asked = self._clock.monotonic()
         while not self._settled(version):
             # Asleep again: what was started has ended already. Otherwise it is on its way.
-            asleep = self._standing_state(version) == functions.FUNCTION_STATE_SLEEPING
+            found = self._found(version)
+            asleep = found is not None and found.state == functions.FUNCTION_STATE_SLEEPING
             limit_s = self._settings.max_backoff_s if asleep else self._settings.repeat_s
             left_s = asked + limit_s - self._clock.monotonic()
             if left_s <= 0:
@@ -153,15 +154,16 @@ class Wakes:
             await self._routes.change(left_s)
         return True
 
-    def _standing_state(self, version: Version) -> int | None:
+    def _found(self, version: Version) -> Version | None:
+        """The version as the table has it now."""
         route = self._routes.table.functions.get(version.function)
-        return None if route is None else route.state
+        found = None if route is None else route.versions.get(version.number)
+        return found if found is not None and found.version_id == version.version_id else None
 
     def _settled(self, version: Version) -> bool:
         """Whether an instance is ready; raises where none is coming."""
-        route = self._routes.table.functions.get(version.function)
-        found = None if route is None else route.versions.get(version.number)
-        if route is None or found is None or found.version_id != version.version_id:
+        found = self._found(version)
+        if found is None:
             raise NotFound(
                 "FUNCTION_NOT_FOUND",
                 f"Request for unknown model: '{version.function}' is not found; it was deleted while it was woken",
@@ -169,16 +171,15 @@ class Wakes:
             )
         if found.candidates:
             return True
-        # The state of a function is that of its active version; of older ones the table only shows instances.
-        if found.active and route.state == functions.FUNCTION_STATE_FAILED:
+        if found.state == functions.FUNCTION_STATE_FAILED:
             raise FailedPrecondition(
                 "LOAD_FAILED",
-                f"function '{version.function}' could not be started: {route.reason or 'no reason was given'}; "
-                f"`rouse logs {version.function}` has more",
+                f"version {version.number} of function '{version.function}' could not be started: "
+                f"{found.reason or 'no reason was given'}; `rouse logs {version.function}` has more",
                 function=version.function,
                 version=version.number,
             )
-        if route.state == functions.FUNCTION_STATE_DELETING:
+        if found.state == functions.FUNCTION_STATE_DELETING:
             raise FailedPrecondition(
                 "FUNCTION_DELETING", f"function '{version.function}' is being deleted", function=version.function
             )

@@ -25,12 +25,17 @@ class ClusterManager:
         return table
 
     async def create_version(
-        self, spec: functions.FunctionSpec, artefact_digest: str, timeout_s: float
-    ) -> functions.FunctionVersion:
-        request = cluster.CreateVersionRequest(spec=spec, artefact_digest=artefact_digest)
-        answer = await call(self._stub.CreateVersion, request, timeout_s=timeout_s)
-        version: functions.FunctionVersion = answer.version
-        return version
+        self, request: cluster.CreateVersionRequest, timeout_s: float
+    ) -> cluster.CreateVersionResponse:
+        answer: cluster.CreateVersionResponse = await call(self._stub.CreateVersion, request, timeout_s=timeout_s)
+        return answer
+
+    async def set_traffic(self, name: str, shares: Sequence[functions.TrafficShare], timeout_s: float) -> None:
+        request = cluster.SetTrafficRequest(name=name, shares=shares)
+        await call(self._stub.SetTraffic, request, timeout_s=timeout_s)
+
+    async def roll_back(self, name: str, timeout_s: float) -> None:
+        await call(self._stub.RollBack, cluster.RollBackRequest(name=name), timeout_s=timeout_s)
 
     async def get_function(self, name: str, timeout_s: float) -> cluster.GetFunctionResponse:
         answer: cluster.GetFunctionResponse = await call(

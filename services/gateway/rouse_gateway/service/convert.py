@@ -39,6 +39,7 @@ def route_summary(route: Route) -> functions.FunctionSummary:
         reason=route.reason,
         active_version=active.contract if active else None,
         ready_instances=route.ready_instances,
+        traffic=[functions.TrafficShare(version=share.version, percent=share.percent) for share in route.shares],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from google.protobuf.message import DecodeError
 from rouse_common.errors import InvalidArgument, RouseError
 from rouse_common.rpc import Channels, remaining_s
 from rouse_common.telemetry import current_trace_id
-from rouse_contracts import functions
+from rouse_contracts import cluster, functions
 from rouse_contracts.wire import split
 from rouse_gateway import deploy, wire
 from rouse_gateway.adapters import health
@@ -103,8 +104,12 @@ class FunctionService(functions.FunctionServiceServicer):
         deploy.check_files(request.spec.name, len(request.files))
         artefact = await self._near.repository.commit(request.files, remaining_s(context, MANAGE_TIMEOUT_S))
         spec = deploy.merge(request.spec, artefact)
-        version = await self._near.cluster.create_version(spec, artefact.digest, remaining_s(context, MANAGE_TIMEOUT_S))
-        name, number = spec.name, str(version.version)
+        create = cluster.CreateVersionRequest(
+            spec=spec, artefact_digest=artefact.digest, without_traffic=request.without_traffic,
+            deployment_id=request.deployment_id or uuid.uuid4().hex, only_if_changed=request.only_if_changed,
+        )  # fmt: skip
+        answer = await self._near.cluster.create_version(create, remaining_s(context, MANAGE_TIMEOUT_S))
+        version, name, number = answer.version, spec.name, str(answer.version.version)
 
         def known(table: Table) -> bool:
             route = table.functions.get(name)
@@ -116,13 +121,35 @@ class FunctionService(functions.FunctionServiceServicer):
             f"the gateway knows version {number} of function '{name}', which is deployed",
             remaining_s(context, MANAGE_TIMEOUT_S),
         )
+        if not request.without_traffic:
+            await self._feed.catch_up(f"the traffic of function '{name}'", remaining_s(context, MANAGE_TIMEOUT_S))
         LOG.info("deployed function=%s version=%s artefact=%s", name, number, artefact.digest[:12])
-        return functions.DeployFunctionResponse(version=version)
+        return functions.DeployFunctionResponse(version=version, unchanged=answer.unchanged)
+
+    async def SetTraffic(
+        self, request: functions.SetTrafficRequest, context: grpc.aio.ServicerContext
+    ) -> functions.SetTrafficResponse:
+        timeout_s = remaining_s(context, self._default_timeout_s)
+        await self._near.cluster.set_traffic(request.name, request.shares, timeout_s)
+        return functions.SetTrafficResponse(function=await self._after_traffic(request.name, context))
+
+    async def RollBack(
+        self, request: functions.RollBackRequest, context: grpc.aio.ServicerContext
+    ) -> functions.RollBackResponse:
+        await self._near.cluster.roll_back(request.name, remaining_s(context, self._default_timeout_s))
+        return functions.RollBackResponse(function=await self._after_traffic(request.name, context))
+
+    async def _after_traffic(self, name: str, context: grpc.aio.ServicerContext) -> functions.FunctionSummary:
+        """The function once requests that come through this gateway find its new traffic."""
+        await self._feed.catch_up(f"the traffic of function '{name}'", remaining_s(context, self._default_timeout_s))
+        summary = convert.route_summary(self._routes.table.route(name))
+        LOG.info("traffic changed function=%s active=%d", name, summary.active_version.version)
+        return summary
 
     async def WakeFunction(
         self, request: functions.WakeFunctionRequest, context: grpc.aio.ServicerContext
     ) -> functions.WakeFunctionResponse:
-        await self._dispatcher.wake(request.name, remaining_s(context, self._default_timeout_s))
+        await self._dispatcher.wake(request.name, request.version, remaining_s(context, self._default_timeout_s))
         return functions.WakeFunctionResponse(function=convert.route_summary(self._routes.table.route(request.name)))
 
     async def DeleteFunction(
