@@ -64,7 +64,7 @@ def _flat(name: str, shape: Sequence[int], data: Any) -> list[Any]:
     level = 0
     while data and type(data[0]) is list:
         level += 1
-        if level == len(shape):
+        if level >= len(shape):
             raise _bad(name, f"data is nested deeper than its shape {list(shape)}")
         size = shape[level]
         if any(type(entry) is not list or len(entry) != size for entry in data):
