@@ -17,6 +17,8 @@ ENDS_IT = {
     ("libs/common/rouse_common/lifecycle.py", "_run"): "the top of a process: it becomes the exit code",
     ("libs/runtime/rouse_runtime/process.py", "_load"): "user code in a thread may raise anything: it is reported",
     ("services/gateway/rouse_gateway/http/app.py", "__call__"): "the top of a request: its client is gone, or is told",
+    ("libs/runtime/rouse_runtime/running.py", "run"): "user code in a thread may raise anything: it is answered, typed",
+    ("libs/runtime/rouse_runtime/worker.py", "do"): "what work in the thread raises is raised where it is awaited",
     ("libs/testkit/rouse_testkit/mesh.py", "_run"): "the top of a thread: it goes to whoever waits for the thread",
 }
 # Files that start tasks outside of a TaskGroup: each is awaited, or cancelled and awaited, by what started it.
@@ -27,7 +29,7 @@ TASK_OWNERS = {
     "libs/common/rouse_common/link/client.py": "who waits for a connection shares the making of it; forget() ends it",
     "libs/common/rouse_common/link/server.py": "a task a call, ended by its deadline, its caller, or stop()",
     "libs/runtime/rouse_runtime/executor.py": "a mapping is changed to its end, whoever is cancelled",
-    "libs/runtime/rouse_runtime/process.py": "serving and stopping are raced, and the loser is cancelled",
+    "libs/runtime/rouse_runtime/process.py": "serving and stopping are raced; preparing is awaited before loading",
     "services/comm-broker/rouse_comm_broker/registry.py": "work and the job's end are raced; the loser is cancelled",
     "services/coordinator/rouse_coordinator/adapters/process.py": "a process's lines are read until it has ended",
     "services/coordinator/rouse_coordinator/adapters/templates.py": "a process's lines are read until it has ended",

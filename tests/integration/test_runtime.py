@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -19,20 +17,7 @@ from rouse_contracts import device
 from rouse_contracts.functions import Tensor, TensorBatch
 from rouse_testkit import models
 from rouse_testkit.artefacts import Staged, Tensors, stage
-from rouse_testkit.doubles_instance import RunningInstance
-
-X: Tensors = [("x", "FP32", [-1])]
-Y: Tensors = [("y", "FP32", [-1])]
-ONE = {"x": np.array([1.0], dtype=np.float32)}
-
-
-def function(tmp_path: Path, code: str, outputs: Tensors = Y, **options: str) -> Staged:
-    folder = models.write_function(tmp_path / "f", "f", code, X, outputs)
-    (tmp_path / "images").mkdir(exist_ok=True)
-    return stage(
-        folder, tmp_path / "images", name="f", handler="function:Function",
-        inputs=X, outputs=outputs, options=options,
-    )  # fmt: skip
+from rouse_testkit.instances import ONE, function, running, traces, until_line
 
 
 def linear(tmp_path: Path, size: int = 64) -> Staged:
@@ -44,20 +29,10 @@ def linear(tmp_path: Path, size: int = 64) -> Staged:
     )  # fmt: skip
 
 
-def running(tmp_path: Path, staged: Staged, **environment: str) -> RunningInstance:
-    (tmp_path / "run").mkdir(exist_ok=True)
-    return RunningInstance(staged, tmp_path / "run", **environment)
-
-
 def segment(staged: Staged, name: str = "segment") -> Path:
     """A device's copy of the weights."""
     assert staged.image is not None
     return Path(shutil.copy(staged.image, staged.image.with_name(name)))
-
-
-def traces(tmp_path: Path, name: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for file in tmp_path.glob("traces/*.jsonl") for line in file.read_text().splitlines()]
-    return [row for row in rows if row["name"] == name]
 
 
 async def test_a_function_without_weights_runs_under_any_lease(tmp_path: Path) -> None:
@@ -238,87 +213,6 @@ async def test_inputs_that_contradict_themselves_are_refused(tmp_path: Path) -> 
                 await call(instance.executor.Execute, request, timeout_s=30)
             assert caught.value.reason == "BAD_TENSOR"
         assert (await instance.infer(ONE))["y"].tolist() == [1]
-
-
-GATED = """
-    class Function:
-        def predict(self, inputs):
-            print("begun")
-            open("{gate}").read()
-            return {{"y": inputs["x"]}}
-"""
-
-
-async def until_line(instance: RunningInstance, text: str, count: int = 1) -> None:
-    async with asyncio.timeout(30):
-        await instance.until(lambda: sum(text in line for line in instance.lines) >= count)
-
-
-async def test_one_request_at_a_time_and_detach_waits_for_it(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    staged = function(tmp_path, GATED.format(gate=gate))
-    async with running(tmp_path, staged) as instance:
-        first = asyncio.create_task(instance.infer(ONE))
-        await until_line(instance, "begun")
-        with pytest.raises(FailedPrecondition) as busy:
-            await instance.infer(ONE)
-        assert busy.value.reason == "EXECUTOR_BUSY"
-        with pytest.raises(Internal) as caught:
-            await instance.detach(timeout_s=0.5)
-        assert caught.value.reason == "EXECUTOR_BUSY"
-        waiting = asyncio.create_task(instance.detach())
-        (await asyncio.to_thread(gate.open, "w")).close()
-        assert (await first)["y"].tolist() == [1]
-        await waiting
-
-
-async def test_a_cancelled_request_keeps_the_executor_until_it_ends(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    staged = function(tmp_path, GATED.format(gate=gate))
-    async with running(tmp_path, staged) as instance:
-        first = asyncio.create_task(instance.infer(ONE))
-        await until_line(instance, "begun")
-        first.cancel()
-        await until_line(instance, "the result is dropped")
-        with pytest.raises(FailedPrecondition) as busy:
-            await instance.infer(ONE)
-        assert busy.value.reason == "EXECUTOR_BUSY"
-        (await asyncio.to_thread(gate.open, "w")).close()
-        await instance.detach()  # waits for it
-        second = asyncio.create_task(instance.infer(ONE))
-        await until_line(instance, "begun", 2)
-        (await asyncio.to_thread(gate.open, "w")).close()
-        assert (await second)["y"].tolist() == [1]
-
-
-async def test_a_hanging_request_ends_the_process(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    staged = function(tmp_path, GATED.format(gate=gate))
-    async with running(tmp_path, staged, ROUSE_INSTANCE_HANG_GRACE_S="0.5") as instance:
-        with pytest.raises(RouseError):
-            await instance.infer(ONE, timeout_s=0.5)
-        assert await instance.process.wait() == 70
-    assert any("hung: request r1" in line and "function.py" in line for line in instance.lines)
-
-
-async def test_code_that_holds_the_interpreter_is_ended_by_the_kernel(tmp_path: Path) -> None:
-    staged = function(
-        tmp_path,
-        """
-        import ctypes
-        class Function:
-            def predict(self, inputs):
-                ctypes.PyDLL(None).pause()  # keeps the interpreter's lock
-                return {"y": inputs["x"]}
-        """,
-    )
-    async with running(tmp_path, staged, ROUSE_INSTANCE_HANG_GRACE_S="0.1") as instance:
-        with pytest.raises(RouseError):
-            await instance.infer(ONE, timeout_s=0.5)
-        assert await instance.process.wait() == -signal.SIGALRM
 
 
 LOAD = "class Function:\n    predict = print\n    def load(self, context):\n        "

@@ -9,6 +9,7 @@ import numpy as np
 
 from rouse_contracts.functions import Tensor, TensorBatch
 from rouse_contracts.tensors import TensorError, check_data, iterate_bytes, join_bytes
+from rouse_contracts.views import TensorView
 
 DTYPES = {
     "BOOL": np.dtype(np.bool_),
@@ -29,15 +30,21 @@ DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 def to_tensor(name: str, array: np.ndarray) -> Tensor:
     """A numpy array as a tensor; strings and bytes become BYTES. Raises TensorError for other dtypes."""
+    view = to_view(name, array)
+    return Tensor(name=name, datatype=view.datatype, shape=view.shape, data=bytes(view.data))
+
+
+def to_view(name: str, array: np.ndarray) -> TensorView:
+    """As `to_tensor`, over the array's own memory where that is contiguous."""
     array = np.asarray(array)
     if array.dtype.kind in "OSU":
         elements = [_element(name, e) for e in array.ravel().tolist()]
-        return Tensor(name=name, datatype="BYTES", shape=array.shape, data=join_bytes(elements))
+        return TensorView(name, "BYTES", array.shape, join_bytes(elements))
     dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
     if dtype not in DATATYPES:
         raise TensorError(f"tensor '{name}' has the numpy dtype {array.dtype}, which no datatype of the protocol holds")
     data = np.ascontiguousarray(array, dtype=dtype)
-    return Tensor(name=name, datatype=DATATYPES[dtype], shape=array.shape, data=data.tobytes())
+    return TensorView(name, DATATYPES[dtype], array.shape, data.reshape(-1).view(np.uint8).data)
 
 
 def _element(name: str, element: object) -> bytes:
@@ -48,20 +55,20 @@ def _element(name: str, element: object) -> bytes:
     raise TensorError(f"tensor '{name}' holds a {type(element).__name__}; an array of objects holds bytes or strings")
 
 
-def to_array(tensor: Tensor) -> np.ndarray:
+def to_array(tensor: Tensor | TensorView) -> np.ndarray:
     """A tensor as a read-only numpy array over the tensor's own bytes; BYTES become an object array of
     bytes, BF16 becomes float32. Raises TensorError where the tensor contradicts itself."""
-    check_data(tensor.name, tensor.datatype, tensor.shape, tensor.data)
-    shape = tuple(tensor.shape)
+    shape, data = tuple(tensor.shape), tensor.data  # read once: a generated class copies it every time
+    check_data(tensor.name, tensor.datatype, shape, data)
     if tensor.datatype == "BYTES":
-        array = np.empty(len(list(iterate_bytes(tensor.name, tensor.data))), dtype=object)
-        for index, element in enumerate(iterate_bytes(tensor.name, tensor.data)):
-            array[index] = element
+        elements = list(iterate_bytes(tensor.name, data))
+        array = np.empty(len(elements), dtype=object)
+        array[:] = elements
         return array.reshape(shape)
     if tensor.datatype == "BF16":
-        high = np.frombuffer(tensor.data, dtype="<u2").astype("<u4") << 16
+        high = np.frombuffer(data, dtype="<u2").astype("<u4") << 16
         return high.view("<f4").reshape(shape)
-    return np.frombuffer(tensor.data, dtype=DTYPES[tensor.datatype]).reshape(shape)
+    return np.frombuffer(data, dtype=DTYPES[tensor.datatype]).reshape(shape)
 
 
 def to_batch(arrays: Mapping[str, Any]) -> TensorBatch:

@@ -7,27 +7,29 @@ also loaded the function.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
-import sys
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rouse_common import telemetry
-from rouse_common.errors import FailedPrecondition, Internal, InvalidArgument, RouseError
-from rouse_contracts.functions import FunctionVersion
-from rouse_contracts.tensors import TensorError
-from rouse_runtime.failures import BadResult, UnknownOutput, describe
+from rouse_common.errors import FailedPrecondition, Internal, RouseError
+from rouse_contracts.functions import FunctionVersion, RequestOptions
+from rouse_contracts.wire import Buffer
 from rouse_runtime.handlers import Handler
+from rouse_runtime.job import Job, Result
+from rouse_runtime.request import Request
+from rouse_runtime.running import Runner
 from rouse_runtime.watchdog import Watchdog
 from rouse_runtime.weights import SizeMismatch, WeightsRange
+from rouse_runtime.worker import Worker
 
 LOG = logging.getLogger(__name__)
 HOST = "host"
+# How long code that could notice by itself that its caller is gone has for it, before it is interrupted.
+NOTICE_S = 0.5
+PRESS_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,6 @@ class Attachment:
     threads: int
 
 
-@dataclass(frozen=True)
-class Result:
-    """A request's outputs, serialised, and how long the function worked."""
-
-    outputs: bytes
-    device_ms: float
-
-
 class Executor:
     """One loaded function.
 
@@ -70,23 +64,20 @@ class Executor:
         instance_id: str,
         handler: Handler,
         weights: WeightsRange,
-        worker: ThreadPoolExecutor,
+        worker: Worker,
         watchdog: Watchdog,
         hang_grace_s: float,
         finish_output: Callable[[], None],
     ) -> None:
-        self._version, self._folder, self._instance = version, folder, instance_id
+        self._version, self._instance = version, instance_id
+        self._names: dict[str, Any] = {"function": version.spec.name, "instance": instance_id}
         self._handler, self._weights, self._worker = handler, weights, worker
-        self._watchdog, self._hang_grace_s, self._finish_output = watchdog, hang_grace_s, finish_output
+        self._runner = Runner(version, folder, self._names, handler, worker, watchdog, hang_grace_s, finish_output)
         self._attachment: Attachment | None = None
         self._mapping = asyncio.Lock()
         self._detaching = False
-        self._running: asyncio.Future[Result] | None = None
-        self._threads = 0
-
-    @property
-    def _names(self) -> dict[str, Any]:
-        return {"function": self._version.spec.name, "instance": self._instance}
+        self._running: Job | None = None
+        self._idle = asyncio.Event()
 
     async def attach(self, attachment: Attachment, size_bytes: int) -> None:
         """Maps a device's copy of the weights. The same attachment again succeeds.
@@ -122,49 +113,86 @@ class Executor:
         async with self._mapping:
             self._detaching = True
             try:
-                await self._idle(timeout_s)
+                await self._until_idle(timeout_s)
                 self._attachment = None
                 await _to_the_end(self._weights.detach)
             finally:
                 self._detaching = False
 
-    async def _idle(self, timeout_s: float) -> None:
-        if self._running is None:
-            return
-        done, _ = await asyncio.wait([self._running], timeout=timeout_s)
-        if not done:
+    async def _until_idle(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._running is not None:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
             raise Internal(
                 "EXECUTOR_BUSY",
                 f"instance {self._instance} still executes after {timeout_s:.1f} s; it stays attached",
                 **self._names,
-            )
+            ) from None
 
     async def execute(
-        self, lease_id: str, request_id: str, inputs: bytes, wanted: Sequence[str], left_s: float
-    ) -> Result:
-        """Runs the function once. Cancelling it drops the result; the function itself runs to its end.
+        self,
+        lease_id: str,
+        request_id: str,
+        inputs: Buffer,
+        wanted: Sequence[str],
+        left_s: float,
+        options: RequestOptions | None = None,
+        rows: int = 0,
+    ) -> AsyncGenerator[Result, None]:
+        """Runs the function once; gives its one response, or what a decoupled function yields and a last one.
+
+        Close it (`aclosing`) or cancel it where no response is wanted any more: a generator is then closed at its
+        next `yield`, and code that neither yields nor looks at `request.cancelled` is interrupted.
 
         Args:
             left_s: seconds until the caller's deadline.
+            rows: of a batch; 0 where the function takes none.
 
         Raises FailedPrecondition STALE_LEASE | EXECUTOR_BUSY; InvalidArgument BAD_TENSOR | UNKNOWN_OUTPUT;
         Internal FUNCTION_RAISED | BAD_RESULT.
         """
         device, threads = self._admit(lease_id)
-
-        def work() -> Result:
-            with self._watchdog.watch(f"request {request_id} ran past its deadline", left_s + self._hang_grace_s):
-                return self._work(request_id, inputs, wanted, device, threads)
-
+        request = Request(request_id, options, left_s)
+        job = Job(request, inputs, list(wanted), rows, left_s, device, threads)
+        if self._version.spec.decoupled:
+            job.stream()
+        self._running = job
         context = contextvars.copy_context()
-        future = asyncio.get_running_loop().run_in_executor(self._worker, context.run, work)
-        self._running = future
-        future.add_done_callback(self._ended)
+        self._worker.submit(lambda: context.run(self._run, job))
         try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            LOG.warning("caller went away, the result is dropped request=%s", request_id)
-            raise
+            while (result := await job.take()) is not None:
+                yield result
+        finally:
+            if not job.ended:
+                LOG.warning("caller went away, the result is dropped request=%s", request_id)
+                self._stop(job)
+
+    def _run(self, job: Job) -> None:
+        """In the worker thread."""
+        result, error = self._runner.run(job)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
+            job.loop.call_soon_threadsafe(self._ended, job, result, error)
+
+    def _ended(self, job: Job, result: Result | None, error: RouseError | None) -> None:
+        # First of all: who has the last response may send the next request.
+        self._running = None
+        self._idle.set()
+        job.end(result, error)
+
+    def _stop(self, job: Job) -> None:
+        """Ends what nobody waits for. Code that may notice by itself, at a `yield` or by looking, has a moment."""
+        job.cancel()
+        patient = self._version.spec.decoupled or self._handler.takes_request
+        job.loop.call_later(NOTICE_S if patient else 0.0, self._press, job)
+
+    def _press(self, job: Job) -> None:
+        if not job.ended:
+            self._worker.interrupt()
+            # Again: it may have hit code that swallows everything, as a destructor does.
+            job.loop.call_later(PRESS_AGAIN_S, self._press, job)
 
     def _admit(self, lease_id: str) -> tuple[str, int]:
         if self._running is not None:
@@ -181,55 +209,6 @@ class Executor:
                 **self._names,
             )  # fmt: skip
         return attachment.device, attachment.threads or threads
-
-    def _ended(self, future: asyncio.Future[Result]) -> None:
-        self._running = None
-        if not future.cancelled():
-            future.exception()  # a request whose caller went away: its failure is in the log already
-
-    # ---- In the worker thread ------------------------------------------------------------------
-
-    def _work(self, request_id: str, data: bytes, wanted: Sequence[str], device: str, threads: int) -> Result:
-        from rouse_runtime.arrays import read_inputs, write_outputs
-
-        signature = self._version.spec.signature
-        try:
-            inputs = read_inputs(data, signature)
-            with telemetry.span("execute", device=device, request_id=request_id, **self._names) as span:
-                with self._inference(threads):
-                    started = time.perf_counter()
-                    result = self._handler.predict(inputs)
-                    device_ms = (time.perf_counter() - started) * 1000
-                span.set_attribute("device_ms", round(device_ms, 3))
-            return Result(write_outputs(result, signature, wanted, self._handler.casts), device_ms)
-        except BaseException as error:  # noqa: BLE001 - user code may raise anything
-            raise self._typed(error, request_id) from None
-        finally:
-            self._finish_output()
-
-    def _inference(self, threads: int) -> AbstractContextManager[Any]:
-        """Without gradients where the function uses torch at all, which is not imported for those that do not."""
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return nullcontext()
-        if self._threads != (threads or 1):
-            self._threads = threads or 1
-            torch.set_num_threads(self._threads)
-        context: AbstractContextManager[Any] = torch.inference_mode()
-        return context
-
-    def _typed(self, error: BaseException, request_id: str) -> RouseError:
-        name = self._version.spec.name
-        if isinstance(error, TensorError):
-            return InvalidArgument("BAD_TENSOR", f"function '{name}': {error}", **self._names)
-        if isinstance(error, UnknownOutput):
-            return InvalidArgument("UNKNOWN_OUTPUT", f"function '{name}': {error}", **self._names)
-        if isinstance(error, BadResult):
-            LOG.warning("bad result request=%s: %s", request_id, error)
-            return Internal("BAD_RESULT", f"function '{name}': {error}", tensor=error.tensor, **self._names)
-        text = describe(error, self._folder)
-        LOG.warning("raised request=%s: %s", request_id, text, exc_info=error)
-        return Internal("FUNCTION_RAISED", f"function '{name}' raised {text}", **self._names)
 
 
 async def _to_the_end(work: Callable[..., None], *arguments: object) -> None:

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from rouse_runtime.limits import limit_memory
 from rouse_runtime.service import ExecutorServicer
 from rouse_runtime.watchdog import Watchdog
 from rouse_runtime.weights import WeightsRange
+from rouse_runtime.worker import Worker
 
 LOG = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Instance:
         self._socket = Path(config.runtime_dir) / f"{config.id}.sock"
         self._max_bytes = config.max_message_mib << 20
         self._serving = False
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="function")
+        self._worker = Worker("function")
 
     async def run(self) -> int:
         """Returns the exit code. Raises RouseError where the coordinator does not answer as it should."""
@@ -115,12 +115,11 @@ class Instance:
 
     async def _serve(self, stub: coordination.InstanceServiceStub, stopping: asyncio.Event) -> int:
         started = time.perf_counter()
-        loop = asyncio.get_running_loop()
-        prepared = loop.run_in_executor(self._worker, self._prepare)
+        prepared = asyncio.create_task(self._worker.run(self._prepare))
         request = coordination.GetAssignmentRequest(instance_id=self._config.id, token=self._config.token)
         assignment = await call(stub.GetAssignment, request, timeout_s=ASSIGNMENT_TIMEOUT_S, wait_for_ready=True)
         await prepared
-        result = await loop.run_in_executor(self._worker, self._load, assignment)
+        result = await self._worker.run(self._load, assignment)
         load_ms = (time.perf_counter() - started) * 1000
         if isinstance(result, str):
             LOG.error("not loaded: %s", result)
@@ -179,6 +178,7 @@ class Instance:
     def _load(self, assignment: coordination.GetAssignmentResponse) -> Loaded | str:
         """The loaded function, or in one line why it cannot be loaded."""
         folder = assignment.artefact_path
+        os.environ.update(assignment.environment)  # before any code of the user is imported
         try:
             weights = WeightsRange(assignment.artefact.layout.image_bytes)
             if weights.image_bytes:

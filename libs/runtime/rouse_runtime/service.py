@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import grpc
 
+from rouse_common.errors import Internal
 from rouse_common.rpc import remaining_s
 from rouse_contracts import device
 from rouse_runtime.executor import Attachment, Executor
@@ -33,11 +36,21 @@ class ExecutorServicer(device.ExecutorServiceServicer):
     async def Execute(
         self, request: device.ExecuteRequest, context: grpc.aio.ServicerContext
     ) -> device.ExecuteResponse:
-        result = await self._executor.execute(
+        responses = self._executor.execute(
             request.lease_id,
             request.request_id,
             request.inputs,
-            list(request.output_names),
+            request.output_names,
             remaining_s(context, DEFAULT_DEADLINE_S),
+            request.options if request.HasField("options") else None,
+            request.rows,
         )
-        return device.ExecuteResponse(outputs=result.outputs, device_ms=result.device_ms)
+        async with aclosing(responses):
+            async for result in responses:
+                return device.ExecuteResponse(
+                    outputs=result.outputs,
+                    device_ms=result.device_ms,
+                    input_ms=result.input_ms,
+                    output_ms=result.output_ms,
+                )
+        raise Internal("NO_RESPONSE", "a function that is not decoupled gave no response")

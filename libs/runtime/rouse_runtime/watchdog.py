@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 LOG = logging.getLogger(__name__)
 
@@ -29,37 +28,37 @@ class Watchdog:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ends_at: float | None = None
+        # When the thread looks next by itself; it is woken for what ends earlier only, not for every request.
+        self._looks_at = math.inf
         self._what = ""
         self._worker = 0
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    @contextmanager
-    def watch(self, what: str, seconds: float) -> Iterator[None]:
-        """Allows `seconds` for the block; to be entered in the thread that does the work."""
+    def begin(self, what: str, seconds: float) -> None:
+        """Allows `seconds` for what follows; to be called in the thread that does the work."""
         with self._changed:
             self._what, self._worker = what, threading.get_ident()
             self._ends_at = time.monotonic() + seconds
-            self._changed.notify()
+            if self._ends_at < self._looks_at:
+                self._changed.notify()
         signal.setitimer(signal.ITIMER_REAL, seconds + KERNEL_MARGIN_S)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            with self._changed:
-                self._ends_at = None
+
+    def end(self) -> None:
+        """The work is done."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        with self._changed:
+            self._ends_at = None
 
     def _watch(self) -> None:
         with self._changed:
             while True:
-                if self._ends_at is None:
-                    self._changed.wait()
-                    continue
-                left = self._ends_at - time.monotonic()
-                if left <= 0:
-                    self._end()
-                self._changed.wait(left)
+                now = time.monotonic()
+                if self._ends_at is not None and self._ends_at <= now:
+                    self._kill()
+                self._looks_at = math.inf if self._ends_at is None else self._ends_at
+                self._changed.wait(None if self._ends_at is None else self._ends_at - now)
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         frame = sys._current_frames().get(self._worker)
         place = traceback.format_stack(frame, limit=4) if frame else []
         stack = " < ".join(" ".join(line.split()) for line in reversed(place))

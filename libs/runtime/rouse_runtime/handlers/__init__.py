@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
 from rouse_contracts.repository import Artefact
 from rouse_runtime.failures import LoadError
+from rouse_runtime.request import Request
 from rouse_runtime.weights import WeightsRange
 
 HOST_DEVICE = "cpu"
@@ -39,8 +40,14 @@ class Handler(Protocol):
     casts: bool
     """Whether outputs are converted to the signature's datatypes, or have to have them."""
 
-    def predict(self, inputs: dict[str, np.ndarray]) -> Mapping[str, Any]:
-        """One request: arrays in, array-likes out, by name. Raises whatever the function raises."""
+    takes_request: bool
+    """Whether the function is given the request, and so may see by itself that it was cancelled."""
+
+    def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any] | Iterator[Any]:
+        """One request: arrays in, array-likes out, by name; of a decoupled function an iterator of such.
+
+        Raises whatever the function raises.
+        """
         ...
 
 

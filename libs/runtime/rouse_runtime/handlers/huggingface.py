@@ -21,6 +21,7 @@ from rouse_contracts.tensors import TensorError
 from rouse_runtime.context import shorten
 from rouse_runtime.failures import BadResult, LoadError
 from rouse_runtime.handlers import HOST_DEVICE, Source
+from rouse_runtime.request import Request
 from rouse_runtime.weights import WeightsRange, make_tensors
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class HuggingFaceHandler:
     """Runs `forward` with the declared inputs, and takes the declared outputs from its result."""
 
     casts = True
+    takes_request = False
 
     def __init__(self, source: Source) -> None:
         prepare()
@@ -71,7 +73,7 @@ class HuggingFaceHandler:
                 f"{', '.join(sorted(self._inputs))}"
             )
 
-    def predict(self, inputs: dict[str, np.ndarray]) -> Mapping[str, Any]:
+    def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any]:
         import torch
 
         given = {}

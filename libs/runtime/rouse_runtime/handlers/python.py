@@ -1,11 +1,12 @@
-"""A class of the user's own: `load(self, context)` once, `predict(self, inputs)` per request."""
+"""A class of the user's own: `load(self, context)` once, `predict(self, inputs)` or `(self, inputs, request)` then."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from rouse_runtime.context import Context
 from rouse_runtime.failures import LoadError
 from rouse_runtime.handlers import HOST_DEVICE, Source
+from rouse_runtime.handlers.awaiting import Awaited
+from rouse_runtime.request import Request
 
 
 class PythonHandler:
@@ -39,10 +42,37 @@ class PythonHandler:
         if load is not None:
             load(context)
         context.close()
+        self._predict, self.takes_request = adapt(self._function.predict, spec.decoupled)
 
-    def predict(self, inputs: dict[str, np.ndarray]) -> Mapping[str, Any]:
-        result: Mapping[str, Any] = self._function.predict(inputs)
+    def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any] | Iterator[Any]:
+        result: Mapping[str, Any] | Iterator[Any] = self._predict(inputs, request)
         return result
+
+
+def adapt(predict: Callable[..., Any], decoupled: bool) -> tuple[Callable[[Any, Request], Any], bool]:
+    """A user's `predict` as one that is called with inputs and request, and whether it takes the request.
+
+    Raises LoadError where it is a generator and the function is not decoupled.
+    """
+    if not decoupled and (inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict)):
+        raise LoadError(
+            "predict() is a generator, and the function is not decoupled; say decoupled = true in rouse.toml, "
+            "or return one dict"
+        )
+    wants = takes_request(predict)
+    if inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict):
+        predict = Awaited(predict)
+    return (predict if wants else lambda inputs, request: predict(inputs)), wants
+
+
+def takes_request(predict: Callable[..., Any]) -> bool:
+    """Whether `predict` has a second parameter to be given: any that needs a value, or one named `request`."""
+    try:
+        parameters = list(inspect.signature(predict).parameters.values())
+    except ValueError:  # of code without a signature, as in C
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 and (positional[1].default is positional[1].empty or positional[1].name == "request")
 
 
 def import_class(handler: str, folder: Path) -> type:
