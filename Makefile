@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test test-slow check fmt proto clean
+.PHONY: help setup up demo test test-slow bench check fmt proto clean
 
 VENV := $(or $(ROUSE_VENV),.venv)
 PY := $(VENV)/bin/python
@@ -33,10 +33,14 @@ test-slow: setup ## run the slow tests
 	@# Code 5: there was none to run.
 	$(PY) -m pytest -m slow $(ARGS) || [ $$? -eq 5 ]
 
+bench: setup ## measure (SCENARIO=name JSON=path; without a scenario they are listed)
+	@PYTHONPATH=$(CURDIR)/loadtest $(PY) -m rouse_loadtest $(SCENARIO) $(if $(JSON),--json $(JSON)) $(ARGS)
+
 check: setup ## check format, lint, types, contracts and the walls between packages
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy libs services scripts
+	$(BIN)/mypy loadtest
 	$(BIN)/mypy tests
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code --exclude-path proto/inference

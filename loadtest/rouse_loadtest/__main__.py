@@ -1,0 +1,43 @@
+"""`make bench SCENARIO=name [JSON=path]`: measures, prints a table, writes JSON; exits 1 where a bar does not hold."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from rouse_loadtest.report import ROOT, environment, measures_table, table, write
+from rouse_loadtest.scenario import Run
+from rouse_loadtest.scenarios import SCENARIOS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("scenario", nargs="?", help="one of those listed; without it they are listed")
+    parser.add_argument("--json", type=Path, help="write the result there, too")
+    parser.add_argument("--plots", type=Path, default=ROOT / "loadtest" / "plots", help="folder for pictures")
+    parser.add_argument("--quick", action="store_true", help="few short rounds, to see that it works")
+    arguments = parser.parse_args()
+    if not arguments.scenario:
+        rows = [[s.name, f"{s.minutes:g}", s.title] for s in SCENARIOS.values()]
+        print(table(rows, ["scenario", "minutes", "what it measures"]))
+        return 0
+    scenario = SCENARIOS.get(arguments.scenario)
+    if scenario is None:
+        print(
+            f"make bench: there is no scenario '{arguments.scenario}'; there is {', '.join(SCENARIOS)}", file=sys.stderr
+        )
+        return 2
+    where = environment()
+    print(f"{scenario.name}: {scenario.title}; about {scenario.minutes:g} minutes on two cores", flush=True)
+    with tempfile.TemporaryDirectory(prefix="rouse-bench-") as folder:
+        measures = scenario.measure(Run(Path(folder), arguments.plots, arguments.quick))
+    print(measures_table(measures))
+    if arguments.json:
+        write(arguments.json, scenario.name, measures, where)
+    return 0 if all(m.holds for m in measures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

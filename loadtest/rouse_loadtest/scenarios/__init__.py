@@ -1,0 +1,10 @@
+"""All scenarios, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rouse_loadtest.scenario import Scenario
+from rouse_loadtest.scenarios import batching, overhead
+
+SCENARIOS: Mapping[str, Scenario] = {s.name: s for s in (overhead.SCENARIO, batching.SCENARIO)}
