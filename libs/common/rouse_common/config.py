@@ -22,7 +22,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_type_hints
+
+if TYPE_CHECKING:
+    from rouse_common.tls import MeshTls
 
 C = TypeVar("C")
 
@@ -54,6 +57,22 @@ class ServiceConfig:
     trace_dir: str = option("", "folder that spans are kept in as JSON lines; empty: none")
     max_message_mib: int = option(64, "largest gRPC message, MiB", low=1, high=1024)
     drain_s: float = option(5.0, "how long a stop waits for calls in flight, seconds", low=0, high=600)
+    tls_cert: str = option("", "PEM file of this service's certificate; with tls_key and tls_ca, all or none")
+    tls_key: str = option("", "PEM file of the certificate's private key, for its owner and group alone")
+    tls_ca: str = option("", "PEM file of the authority that signed the certificates of the mesh's services")
+
+    @property
+    def tls(self) -> MeshTls | None:
+        """How services prove themselves to each other; None: plain connections. Raises ConfigError."""
+        from rouse_common.tls import MeshTls, files_from
+
+        files = files_from(self.tls_cert, self.tls_key, self.tls_ca)
+        return MeshTls(files) if files is not None else None
+
+    def check_tls(self) -> None:
+        """Raises ConfigError where the certificates are missing, expired, not ours or not private."""
+        if (tls := self.tls) is not None:
+            tls.check()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -48,7 +48,9 @@ def main(service: str, config_type: type[C], make: Callable[[C], App], argv: lis
     The line `ready ADDRESS` on standard output says that it serves.
     """
     try:
-        return _start(service, load(config_type, service, sys.argv[1:] if argv is None else argv, os.environ), make)
+        config = load(config_type, service, sys.argv[1:] if argv is None else argv, os.environ)
+        config.check_tls()
+        return _start(service, config, make)
     except ConfigError as error:
         print(f"rouse-{service}: {error}", file=sys.stderr)
         return 2

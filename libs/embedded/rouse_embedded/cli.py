@@ -57,6 +57,7 @@ def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
     )  # fmt: skip
     add("--metrics", action="store_true", help="serve Prometheus metrics of every service")
     add("--otlp-endpoint", default="", metavar="URL", help="export spans there by OTLP/gRPC")
+    add("--tls", action="store_true", help="TLS everywhere, with certificates made for this mesh in its data folder")
     add("--verbose", action="store_true", help="show every log line, from level DEBUG")
     flags = parser.parse_args(argv)
     options = MeshOptions(
@@ -68,6 +69,7 @@ def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
         http_listen=flags.http,
         metrics=flags.metrics,
         otlp_endpoint=flags.otlp_endpoint,
+        tls=flags.tls,
         log_level="DEBUG" if flags.verbose else "INFO",
     )
     options.validate()

@@ -64,8 +64,8 @@ class Display:
         options = info.options
         devices = ", ".join(f"{d.kind}:{d.name} {_size(d.capacity_bytes)}" for d in options.parsed_devices())
         rows = [
-            ("gateway", info.gateway_address),
-            ("http", f"http://{info.http_address}/v2" if info.http_address else "off"),
+            ("gateway", info.gateway_address + ("  (TLS)" if info.tls is not None else "")),
+            ("http", f"{'https' if info.tls else 'http'}://{info.http_address}/v2" if info.http_address else "off"),
             ("nodes", f"{options.nodes}, each with {devices} and {_size(options.host_memory_bytes)} of host memory"),
             ("data", f"{info.folders.data}  (log: logs/rouse.log)"),
         ]

@@ -18,7 +18,9 @@ from pathlib import Path
 import psutil
 
 from rouse_common.tasks import periodically
+from rouse_common.tls import MeshTls
 from rouse_embedded import plan
+from rouse_embedded.authority import Authority, services_of
 from rouse_embedded.folders import Folders, claimed, end_leftovers, prune_traces, tagged
 from rouse_embedded.logs import Line, LogSink
 from rouse_embedded.notices import Logged, Note, Notice, Restarting, Waiting
@@ -50,6 +52,7 @@ class MeshInfo:
         http_address: of REST v2; empty where it is not served.
         options: as they are in force, with what was left open filled in.
         addresses, metrics_addresses: host:port by process name.
+        tls: how the supervisor speaks with the services; None: plain.
     """
 
     gateway_address: str
@@ -59,6 +62,7 @@ class MeshInfo:
     stores: plan.Stores
     addresses: Mapping[str, str]
     metrics_addresses: Mapping[str, str]
+    tls: MeshTls | None = None
 
 
 class EmbeddedMesh:
@@ -154,7 +158,6 @@ class EmbeddedMesh:
             folders = stack.enter_context(claimed(self._options.data_dir, self._options.memory_bytes))
             self._sink = LogSink(folders.logs)
             stack.callback(self._sink.close)
-            self._health = Health()
             specs = self._plan(folders)
             async with asyncio.TaskGroup() as tasks:
                 try:
@@ -181,12 +184,17 @@ class EmbeddedMesh:
         options, http_address = self._http(options)
         metrics = {name: f"127.0.0.1:{free_port()}" for name in names} if options.metrics else {}
         stores = plan.Stores.below(folders)
+        authority = self._authority(folders, addresses)
+        tls = authority.tls() if authority is not None else None
+        self._health = Health(tls)
         self.info = MeshInfo(
-            reachable(addresses["gateway"]), http_address, options, folders, stores, addresses, metrics
+            reachable(addresses["gateway"]), http_address, options, folders, stores, addresses, metrics, tls
         )
         return [
             *(plan.store_spec(store, folders, environ, _answers(store)) for store in stores.all()),
-            *plan.service_specs(options, folders, stores, addresses, links, metrics, environ, self._health.probe),
+            *plan.service_specs(
+                options, folders, stores, addresses, links, metrics, environ, self._health.probe, authority
+            ),
         ]
 
     def _http(self, options: MeshOptions) -> tuple[MeshOptions, str]:
@@ -197,6 +205,18 @@ class EmbeddedMesh:
         if not options.http_listen and listen != GATEWAY_HTTP:
             self._notify(Note(f"{GATEWAY_HTTP} is taken: the gateway serves HTTP on {listen}"))
         return dataclasses.replace(options, http_listen=listen), reachable(listen)
+
+    def _authority(self, folders: Folders, addresses: Mapping[str, str]) -> Authority | None:
+        """With certificates for every process. Raises MeshError where what is kept of them is broken."""
+        if not self._options.tls:
+            return None
+        authority = Authority(folders.data / "tls", addresses["gateway"])
+        try:
+            authority.prepare(services_of(list(addresses)))
+            authority.tls().check()
+        except (OSError, ValueError) as error:
+            raise MeshError(f"the certificates in {folders.data / 'tls'} cannot be used: {error}") from error
+        return authority
 
     def _start(self, tasks: asyncio.TaskGroup, folders: Folders, specs: list[ProcessSpec]) -> None:
         self._pruning = tasks.create_task(
@@ -268,6 +288,7 @@ class EmbeddedMesh:
             "pid": os.getpid(),
             "version": version("rouse"),
             "data_dir": str(info.folders.data),
+            "tls_ca": str(info.tls.files.ca) if info.tls is not None else "",
             "nodes": [{"node_id": node, "devices": devices} for node in plan.node_ids(info.options)],
             "processes": [
                 {

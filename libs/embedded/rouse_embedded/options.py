@@ -40,6 +40,7 @@ class MeshOptions:
     metrics: whether every service serves Prometheus metrics.
     otlp_endpoint: OTLP/gRPC endpoint that spans are exported to; empty keeps them in the data folder only.
     log_level: of every service.
+    tls: whether services prove themselves to each other, and the gateway to clients, by certificates.
     settings: more settings by service and name, as {"scaler": {"period_s": "0.2"}}.
     """
 
@@ -52,6 +53,7 @@ class MeshOptions:
     metrics: bool = False
     otlp_endpoint: str = ""
     log_level: str = "INFO"
+    tls: bool = False
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def validate(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from rouse_common.lifecycle import PARENT_ENV
+from rouse_embedded.authority import Authority, settings
 from rouse_embedded.folders import TAG, Folders
 from rouse_embedded.options import NO_HTTP, MeshOptions
 from rouse_embedded.processes import ProcessSpec
@@ -82,6 +83,7 @@ def service_specs(
     metrics_addresses: Mapping[str, str],
     environ: Mapping[str, str],
     probe: Callable[[str], Callable[[int], Awaitable[bool]]],
+    authority: Authority | None = None,
 ) -> list[ProcessSpec]:
     """Every service as a process.
 
@@ -90,16 +92,18 @@ def service_specs(
         links: where links listen, as `link_addresses` says.
         environ: what every process inherits; settings of ours take precedence.
         probe: makes the readiness check of an address.
+        authority: has certificates for all of them; None: plain connections.
     """
     specs = []
     for name in process_names(options):
         service, _, node = name.partition("@")
-        settings = _settings(options, folders, stores, addresses, links, service, node)
-        settings |= {"metrics_listen": metrics_addresses[name]} if name in metrics_addresses else {}
-        settings |= options.settings.get(service, {})
+        given = _settings(options, folders, stores, addresses, links, service, node)
+        given |= settings(authority.files(service)) if authority is not None else {}
+        given |= {"metrics_listen": metrics_addresses[name]} if name in metrics_addresses else {}
+        given |= options.settings.get(service, {})
         prefix = f"ROUSE_{service.upper().replace('-', '_')}_"
         environment = {**environ, PARENT_ENV: str(os.getpid()), TAG: folders.key}
-        environment |= {prefix + key.upper(): value for key, value in settings.items()}
+        environment |= {prefix + key.upper(): value for key, value in given.items()}
         module = f"rouse_{service.replace('-', '_')}"
         spec = ProcessSpec(
             name=name, command=[sys.executable, "-P", "-m", module], environment=environment, folder=folders.data,

@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rouse_common.errors import RouseError
 from rouse_common.rpc import Channels, call
+from rouse_common.tls import MeshTls
 from rouse_contracts import cluster
 
 PROBE_TIMEOUT_S = 1.0
@@ -17,8 +18,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 class Health:
     """Asks services over gRPC how they are."""
 
-    def __init__(self) -> None:
-        self._channels = Channels(MAX_MESSAGE_BYTES)
+    def __init__(self, tls: MeshTls | None = None) -> None:
+        self._channels = Channels(MAX_MESSAGE_BYTES, tls)
 
     def probe(self, address: str) -> Callable[[int], Awaitable[bool]]:
         """A check for ProcessSpec: whether the service at `address` says that it serves."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rouse import convert, tensors
-from rouse.address import resolve
+from rouse.address import Gateway, locate
 from rouse.deploying import Deploy, Overrides
 from rouse.errors import Internal, InvalidArgument, NotFound, Unavailable, about
 from rouse.package import Package, read_package
@@ -46,9 +46,11 @@ class AsyncClient:
     """Deploys, calls and watches functions of a mesh. Use it with `async with`, on one event loop.
 
     Args:
-        address: the gateway as host:port or unix:PATH. None: ROUSE_ADDRESS, else the running embedded
-            mesh (mesh.json in ROUSE_DATA_DIR or ~/.rouse), else localhost:8001.
+        address: the gateway as host:port or unix:PATH, grpcs://host:port for TLS. None: ROUSE_ADDRESS, else
+            the running embedded mesh (mesh.json in ROUSE_DATA_DIR or ~/.rouse), else localhost:8001.
         timeout: seconds that a call may take where it names no timeout of its own.
+        ca: PEM file of the authority that the gateway's certificate has to come from. None: ROUSE_CA, else that
+            of the running embedded mesh, else the machine's for grpcs://.
 
     Every method raises RouseError, with `reason` for programs and `hint` for people. Reads are tried
     again where the mesh is unavailable for a moment; nothing that changes or computes is.
@@ -59,11 +61,13 @@ class AsyncClient:
         address: str | None = None,
         *,
         timeout: float = 60.0,
-        transport: Callable[[str], Transport] = LoopTransport,
+        ca: str | os.PathLike[str] | None = None,
+        transport: Callable[[Gateway], Transport] = LoopTransport,
     ) -> None:
-        self.address = resolve(address)
+        gateway = locate(address, ca)
+        self.address = gateway.address
         self._timeout = timeout
-        self._transport = transport(self.address)
+        self._transport = transport(gateway)
         self._signatures: OrderedDict[str, Mapping[str, TensorSpec]] = OrderedDict()
 
     async def __aenter__(self) -> Self:

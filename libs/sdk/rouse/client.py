@@ -34,8 +34,10 @@ class Client:
             print(client.infer("digits", {"image": images})["digit"])
     """
 
-    def __init__(self, address: str | None = None, *, timeout: float = 60.0) -> None:
-        self._client = AsyncClient(address, timeout=timeout, transport=BlockingTransport)
+    def __init__(
+        self, address: str | None = None, *, timeout: float = 60.0, ca: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._client = AsyncClient(address, timeout=timeout, ca=ca, transport=BlockingTransport)
 
     @property
     def address(self) -> str:

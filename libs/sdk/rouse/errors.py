@@ -145,6 +145,7 @@ _CLASSES: dict[str, type[RouseError]] = {
 _HINTS = {
     "UNREACHABLE": "start a mesh with `rouse up`, or name a running one with --address or ROUSE_ADDRESS",
     "MESH_NOT_INSTALLED": "run `make setup` in Rouse's repository, and `rouse` from its .venv/bin",
+    "BAD_CA": "give the PEM file of the mesh's authority by ca=, --ca or ROUSE_CA",
     "BAD_ADDRESS": "give the gateway's address as host:port, as 127.0.0.1:8001",
     "PICKLE_REFUSED": "save the weights as safetensors, which hold numbers and no code: "
     "model.save_pretrained(folder), or safetensors.torch.save_file(model.state_dict(), file)",

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from rouse.address import Gateway
 from rouse.errors import from_rpc_error
 from rouse_contracts.functions import FunctionServiceStub
 
@@ -38,8 +39,8 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 class Transport(ABC):
     """Calls by method name, every one with a timeout in seconds. Failures are raised as RouseError."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway, self.address = gateway, gateway.address
 
     @abstractmethod
     async def unary(self, method: str, request: Any, timeout_s: float) -> Any: ...
@@ -83,9 +84,13 @@ class Transport(ABC):
 class BlockingTransport(Transport):
     """Over a blocking channel; safe to use from several threads."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self._channel = grpc.insecure_channel(address, options=self._options())
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        credentials = gateway.credentials()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(self.address, options=self._options())
+        else:
+            self._channel = grpc.secure_channel(self.address, credentials, options=self._options())
         self._stub: Any = FunctionServiceStub(self._channel)
 
     async def unary(self, method: str, request: Any, timeout_s: float) -> Any:
@@ -134,15 +139,19 @@ def _start(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
 class LoopTransport(Transport):
     """Over grpc.aio; the channel belongs to the event loop of the first call."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._credentials = gateway.credentials()
         self._channel: grpc.aio.Channel | None = None
         self._made: Any = None
 
     @property
     def _stub(self) -> Any:
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=self._options())
+            if self._credentials is None:
+                self._channel = grpc.aio.insecure_channel(self.address, options=self._options())
+            else:
+                self._channel = grpc.aio.secure_channel(self.address, self._credentials, options=self._options())
             self._made = FunctionServiceStub(self._channel)
         return self._made
 

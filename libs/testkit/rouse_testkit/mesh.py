@@ -133,20 +133,28 @@ class Mesh:
 
     def client(self) -> rouse.Client:
         """A client of this mesh, closed by `stop`."""
-        client = rouse.Client(self.gateway_address)
+        tls = self.info.tls
+        client = rouse.Client(self.gateway_address, ca=tls.files.ca if tls is not None else None)
         self._clients.append(client)
         return client
 
+    def channel(self, address: str) -> grpc.Channel:
+        """To a service, as one of the mesh."""
+        tls = self.info.tls
+        if tls is None:
+            return grpc.insecure_channel(address)
+        return grpc.secure_channel(address, tls.channel_credentials())
+
     def cluster(self, method: str, request: Any) -> Any:
         """Calls ClusterService."""
-        with grpc.insecure_channel(self.info.addresses["cluster-manager"]) as channel:
+        with self.channel(self.info.addresses["cluster-manager"]) as channel:
             return getattr(cluster.ClusterServiceStub(channel), method)(request, timeout=10)
 
     def instance_pids(self, function: str) -> list[int]:
         """Process ids of a function's instances that live."""
         found = []
         for entry in self.cluster("ListNodes", cluster.ListNodesRequest()).nodes:
-            with grpc.insecure_channel(entry.coordinator_address) as channel:
+            with self.channel(entry.coordinator_address) as channel:
                 stub = coordination.CoordinationServiceStub(channel)
                 rows = stub.ListInstances(coordination.ListInstancesRequest(), timeout=10).instances
             found += [row.pid for row in rows if row.function == function and psutil.pid_exists(row.pid or -1)]

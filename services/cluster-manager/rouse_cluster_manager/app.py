@@ -53,9 +53,9 @@ class ClusterManager:
         """Answers as soon as it listens; until the database is there that is UNAVAILABLE, and health says so."""
         config = self._config
         vault = Vault.open(config.secrets_key_file)
-        server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20)
+        server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20, tls=config.tls)
         bus = Bus.open(config.nats, "cluster-manager")
-        neighbours = Neighbours(config.model_repository, config.max_message_mib << 20)
+        neighbours = Neighbours(config.model_repository, config.max_message_mib << 20, config.tls)
         database = Database(config.database, on_commit=lambda unit: self._committed(unit))
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -36,7 +36,7 @@ class CommBrokerApp:
         try:
             channels = JobChannels(bus)
             registry = Registry(channels, SystemClock(), config.max_jobs)
-            server = RpcServer(config.listen, max_message_bytes=max_bytes)
+            server = RpcServer(config.listen, max_message_bytes=max_bytes, tls=config.tls)
             handlers = BrokerService(registry, channels, lambda: self._loaded and bus.connected, max_bytes)
             server.add(service.register, handlers, broker.DESCRIPTOR)
             await server.start()

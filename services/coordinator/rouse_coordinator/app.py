@@ -44,7 +44,7 @@ class CoordinatorApp:
     async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
         folder = RuntimeFolder(self._config.runtime_dir)
         folder.open()
-        channels = Channels(self._config.max_message_mib << 20)
+        channels = Channels(self._config.max_message_mib << 20, self._config.tls)
         templates = Templates(template_environment(os.environ), SystemClock())
         try:
             async with asyncio.TaskGroup() as group:
@@ -76,7 +76,7 @@ class CoordinatorApp:
         launcher = Launcher(config, templates if config.templates else None)
         living = Living(config, registry, gpu_server, Executors(channels), launcher, folder.address, clock)
         instances = Instances(config.node_id, table, living, reports, group, clock)
-        server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20)
+        server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20, tls=config.tls)
         server.add(
             coordination.add_CoordinationServiceServicer_to_server,
             CoordinationServicer(instances, table),

@@ -47,7 +47,7 @@ class GatewayApp:
 
     async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
         """Serves until `stopping` is set, then drains. See rouse_common.lifecycle.App."""
-        channels = Channels(self._max_message_bytes)
+        channels = Channels(self._max_message_bytes, self._config.tls)
         bus = Bus.open(self._config.nats, "gateway")
         windows = Windows.connect(self._config.redis)
         try:
@@ -91,7 +91,7 @@ class GatewayApp:
             rest.address if rest is not None else "",
             stopping,
         )
-        server = RpcServer(config.listen, max_message_bytes=self._max_message_bytes)
+        server = RpcServer(config.listen, max_message_bytes=self._max_message_bytes, tls=config.public_tls)
         server.add(
             inference_service.register,
             InferenceService(routes, dispatcher, config.default_timeout_s, mesh_version),
@@ -130,7 +130,9 @@ class GatewayApp:
         if not self._config.http_listen:
             return None
         limits = Limits(self._max_message_bytes, self._config.max_http_buffer_mib << 20)
-        server = HttpServer(self._config.http_listen, make_app(models, limits), limits)
+        tls = self._config.public_tls
+        context = tls.server_context() if tls is not None else None
+        server = HttpServer(self._config.http_listen, make_app(models, limits), limits, context)
         server.bind()
         return server
 

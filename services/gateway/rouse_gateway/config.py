@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address
+from rouse_common.tls import PublicTls, TlsFiles
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class GatewayConfig(ServiceConfig):
     log_dir: str = option("", "folder with the mesh's rouse.log, for reading logs; empty: none")
     default_timeout_s: float = option(60.0, "time for a request that sets no deadline, seconds", low=0.001, high=86_400)
     max_held: int = option(1000, "requests held while functions wake", low=1, high=100_000)
+    public_tls_cert: str = option(
+        "", "PEM file of the certificate that clients see, with public_tls_key; empty: tls_cert"
+    )  # fmt: skip
+    public_tls_key: str = option("", "PEM file of that certificate's private key")
     service: tuple[str, ...] = option((), "service shown in the mesh's status, NAME=host:port; repeatable")
 
     def validate(self) -> None:
@@ -34,6 +40,21 @@ class GatewayConfig(ServiceConfig):
         if self.http_listen:
             parse_address(self.http_listen, "http_listen")
         self.services()
+
+    @property
+    def public_tls(self) -> PublicTls | None:
+        """What clients see; they are asked for no certificate. None: plain. Raises ConfigError."""
+        cert, key = self.public_tls_cert, self.public_tls_key
+        if bool(cert) != bool(key):
+            raise ConfigError("public_tls_cert and public_tls_key: want both or none")
+        if cert:
+            return PublicTls(TlsFiles(Path(cert), Path(key), None, "public_tls"))
+        return PublicTls(replace(self.tls.files, ca=None)) if self.tls is not None else None
+
+    def check_tls(self) -> None:
+        super().check_tls()
+        if (tls := self.public_tls) is not None:
+            tls.check()
 
     def services(self) -> dict[str, str]:
         """The services shown in the status, address by name. Raises ConfigError."""

@@ -89,7 +89,7 @@ class GpuServer:
         config = self._config
         pool = Pool(await asyncio.to_thread(self._devices), WaitingList(config.max_waiting))
         images = await asyncio.to_thread(self._images)
-        channels = Channels(config.max_message_mib << 20)
+        channels = Channels(config.max_message_mib << 20, config.tls)
         swap_threads = ThreadPoolExecutor(SWAP_THREADS_PER_DEVICE * len(pool.devices), "swap")
         stage_threads = ThreadPoolExecutor(STAGE_THREADS, "stage")
         try:
@@ -144,7 +144,7 @@ class GpuServer:
                 disk_used=stager.disk_used_bytes,
             )
 
-        server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20)
+        server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20, tls=config.tls)
         servicer = DeviceService(leasing, membership, shown, config.default_deadline_s)
         server.add(contract.add_DeviceServiceServicer_to_server, servicer, contract.DESCRIPTOR)
         background.start(dispatcher.run(), "dispatcher")

@@ -48,7 +48,7 @@ class ModelRepositoryApp:
             library = Library(bucket, index, locks, Inspector(bucket), clock, config.uncommitted_s)
             uploads = Uploads(bucket, spool, index, locks, clock, config.max_blob_mib << 20)
             server = RpcServer(
-                config.listen, max_message_bytes=config.max_message_mib << 20, max_concurrent=MAX_CALLS
+                config.listen, max_message_bytes=config.max_message_mib << 20, max_concurrent=MAX_CALLS, tls=config.tls
             )  # fmt: skip
             handlers = RepositoryService(library, uploads, bucket, lambda: self._loaded and bus.connected)
             server.add(service.register, handlers, repository.DESCRIPTOR)

@@ -45,7 +45,7 @@ class NodeRouter:
         settings = queueing.Settings(
             max_acquiring=config.max_acquires, max_acquiring_per_version=config.max_acquires_per_version
         )
-        channels, executors = Channels(self._max_bytes), Executors(self._max_bytes, clock)
+        channels, executors = Channels(self._max_bytes, config.tls), Executors(self._max_bytes, clock)
         windows = Windows.connect(config.redis, clock)
         queues = Queues(settings, clock)
         collector = QueueCollector(queues.rows)
@@ -66,7 +66,7 @@ class NodeRouter:
                     tasks.create_task(usage.run()),
                     tasks.create_task(periodically("dropping unused state", SWEEP_S, sweep)),
                 ]
-                server = RpcServer(config.listen, max_message_bytes=self._max_bytes)
+                server = RpcServer(config.listen, max_message_bytes=self._max_bytes, tls=config.tls)
                 server.add(register, servicer, contract.DESCRIPTOR)
                 await server.start()
                 if await self._claim(devices, stopping):

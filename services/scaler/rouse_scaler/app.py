@@ -38,7 +38,8 @@ class Scaler:
 
     async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
         config, clock, registry = self._config, SystemClock(), Registry()
-        channels, coordinators = Channels(self._max_bytes), Coordinators(self._max_bytes)
+        channels = Channels(self._max_bytes, config.tls)
+        coordinators = Coordinators(self._max_bytes, config.tls)
         windows = Windows.connect(config.redis, clock)
         collector = DecisionCollector(registry.entries)
         REGISTRY.register(collector)
@@ -50,7 +51,7 @@ class Scaler:
                 rounds = Rounds(
                     control, coordinators, windows, actions, registry, config.policy(), config.window_s, clock, tasks
                 )
-                server = RpcServer(config.listen, max_message_bytes=self._max_bytes)
+                server = RpcServer(config.listen, max_message_bytes=self._max_bytes, tls=config.tls)
                 server.add(
                     contract.add_ScalingServiceServicer_to_server, ScalingServicer(wakes, registry), contract.DESCRIPTOR
                 )

@@ -10,18 +10,23 @@ import grpc
 from rouse_common import telemetry
 from rouse_common.errors import DeadlineExceeded, RouseError, Unavailable, from_rpc_error
 from rouse_common.rpc.options import channel_options
+from rouse_common.tls import MeshTls
 
 
 class Channels:
     """One open channel an address, made on first use.
 
     The number of addresses is bounded by what a mesh has; `forget` drops one that is gone.
+
+    Args:
+        tls: how this process proves itself and whom it believes; None: plain. Unix sockets are plain always.
     """
 
     MAX = 4096
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, max_message_bytes: int, tls: MeshTls | None = None) -> None:
         self._options = channel_options(max_message_bytes)
+        self._tls = tls
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def get(self, address: str) -> grpc.aio.Channel:
@@ -30,8 +35,13 @@ class Channels:
         if channel is None:
             if len(self._channels) >= self.MAX:
                 raise Unavailable("TOO_MANY_CHANNELS", f"{self.MAX} channels are open already; cannot reach {address}")
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+            channel = self._channels[address] = self._open(address)
         return channel
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        if self._tls is None or address.startswith("unix:"):
+            return grpc.aio.insecure_channel(address, options=self._options)
+        return grpc.aio.secure_channel(address, self._tls.channel_credentials(), options=self._options)
 
     async def forget(self, address: str) -> None:
         channel = self._channels.pop(address, None)

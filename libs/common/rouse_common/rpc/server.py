@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from rouse_common import telemetry
 from rouse_common.observed import Observed
 from rouse_common.rpc.options import server_options
+from rouse_common.tls import ServerTls
 from rouse_contracts.status import DETAILS_KEY, encode_details, shortened
 
 UNTRACED = ("/grpc.health.v1.Health/", "/grpc.reflection.")
@@ -33,15 +34,18 @@ class RpcServer:
         listen: host:port (port 0 takes a free one) or unix:PATH.
         max_message_bytes: largest message in either direction.
         max_concurrent: RPCs at work at once; further ones are refused with RESOURCE_EXHAUSTED.
+        tls: what it shows and asks for; None: plain. Unix sockets are plain always.
     """
 
-    def __init__(self, listen: str, *, max_message_bytes: int, max_concurrent: int = 10_000) -> None:
+    def __init__(
+        self, listen: str, *, max_message_bytes: int, max_concurrent: int = 10_000, tls: ServerTls | None = None
+    ) -> None:
         self._server = grpc.aio.server(
             interceptors=[_Interceptor()],
             options=server_options(max_message_bytes),
             maximum_concurrent_rpcs=max_concurrent,
         )
-        self._listen = listen
+        self._listen, self._tls = listen, tls
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._services: list[str] = []
@@ -61,7 +65,10 @@ class RpcServer:
         names = [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server, pool)
         try:
-            port = self._server.add_insecure_port(self._listen)
+            if self._tls is None or self._listen.startswith("unix:"):
+                port = self._server.add_insecure_port(self._listen)
+            else:
+                port = self._server.add_secure_port(self._listen, self._tls.server_credentials())
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._listen}; is another process using it?") from error
         if not self._listen.startswith("unix:"):

@@ -34,12 +34,13 @@ class State:
     """One run of the command line."""
 
     address: str | None = None
+    ca: str | None = None
     json: bool = False
     out: Console = field(default_factory=lambda: _console(False))
     err: Console = field(default_factory=lambda: _console(True))
 
     def client(self, timeout: float = READ_TIMEOUT_S) -> rouse.Client:
-        return rouse.Client(self.address, timeout=timeout)
+        return rouse.Client(self.address, timeout=timeout, ca=self.ca)
 
     def say(self, markup: str) -> None:
         """Prints a line to standard output, never broken."""
@@ -81,6 +82,13 @@ def common(command: F) -> F:
 
     command = click.option(
         "--json", is_flag=True, expose_value=False, callback=keep("json"), help="One JSON document on standard output."
+    )(command)
+    command = click.option(
+        "--ca",
+        metavar="FILE",
+        expose_value=False,
+        callback=keep("ca"),
+        help="PEM file of the authority that the gateway has to prove; else ROUSE_CA, that of the local mesh.",
     )(command)
     return click.option(
         "--address",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rouse_common.errors import FailedPrecondition, NotFound
 from rouse_common.rpc import Channels, call
+from rouse_common.tls import MeshTls
 from rouse_contracts import coordination, device, repository
 
 REPOSITORY_TIMEOUT_S = 20.0
@@ -14,8 +15,8 @@ STOP_MARGIN_S = 10.0
 class Neighbours:
     """One channel an address; every call has a deadline and answers typed errors."""
 
-    def __init__(self, model_repository: str, max_message_bytes: int) -> None:
-        self._channels = Channels(max_message_bytes)
+    def __init__(self, model_repository: str, max_message_bytes: int, tls: MeshTls | None = None) -> None:
+        self._channels = Channels(max_message_bytes, tls)
         self._repository = repository.RepositoryServiceStub(self._channels.get(model_repository))
 
     async def artefact(self, digest: str) -> repository.Artefact:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from rouse_common.errors import Unavailable
 from rouse_common.rpc import Channels, call
+from rouse_common.tls import MeshTls
 from rouse_contracts import coordination
 from rouse_contracts.functions import FunctionVersion
 
@@ -19,8 +20,8 @@ STOP_MARGIN_S = 10.0
 class Coordinators:
     """CoordinationService of every node, by its address. Channels to nodes that went away are closed."""
 
-    def __init__(self, max_message_bytes: int) -> None:
-        self._channels = Channels(max_message_bytes)
+    def __init__(self, max_message_bytes: int, tls: MeshTls | None = None) -> None:
+        self._channels = Channels(max_message_bytes, tls)
         # Calls under way by address.
         self._calls: Counter[str] = Counter()
 
