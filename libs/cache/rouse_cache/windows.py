@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
+from rouse_cache.commands import client, finish, talk
 from rouse_cache.pending import Pending, Taken
 from rouse_common.clock import Clock, SystemClock
 from rouse_common.errors import Unavailable
@@ -76,8 +73,8 @@ class Windows:
     answer is lost may be counted twice.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, clock: Clock) -> None:
-        self._redis: Any = client
+    def __init__(self, connected: redis.asyncio.Redis, clock: Clock) -> None:
+        self._redis: Any = connected
         self._clock = clock
         self._pending = Pending(MAX_PENDING)
         self._counted = asyncio.Event()
@@ -89,16 +86,7 @@ class Windows:
 
         Raises ValueError for a URL that cannot be read.
         """
-        client = redis.asyncio.Redis.from_url(
-            url,
-            decode_responses=True,
-            max_connections=CONNECTIONS,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            # A pooled connection that a restarted Redis cut off fails once and is made anew.
-            retry=Retry(NoBackoff(), 1),
-        )
-        return cls(client, clock or SystemClock())
+        return cls(client(url, CONNECTIONS, TIMEOUT_S, decode=True), clock or SystemClock())
 
     def count_arrival(self, function: str) -> None:
         """Counts one request that came, now. Never waits."""
@@ -137,7 +125,7 @@ class Windows:
             LOG.warning("activity was lost while redis was away: entries=%d", lost)
         taken = self._pending.take()
         if taken.seconds:
-            await self._finish(self._write(taken, now))
+            await finish(self._write(taken, now))
 
     async def _write(self, taken: Taken, now: float) -> None:
         pipeline = self._redis.pipeline(transaction=True)
@@ -156,7 +144,7 @@ class Windows:
             pipeline.zadd(LAST_ARRIVAL_KEY, taken.last_arrivals, gt=True)
             pipeline.zremrangebyscore(LAST_ARRIVAL_KEY, "-inf", now - LAST_ARRIVAL_RETENTION_S)
         try:
-            await self._talk(pipeline.execute())
+            await talk(pipeline.execute())
         except Unavailable:
             self._pending.give_back(taken)
             raise
@@ -173,7 +161,7 @@ class Windows:
         for back in range(1, window_s + 1):
             pipeline.hgetall(window_key(second - back))
         totals: dict[str, dict[str, int]] = {}
-        for fields in await self._finish(self._talk(pipeline.execute())):
+        for fields in await finish(talk(pipeline.execute())):
             for field, count in fields.items():
                 kind, _, function = field.partition(":")
                 of = totals.setdefault(function, {ARRIVALS: 0, COMPLETIONS: 0, DEVICE_US: 0})
@@ -186,7 +174,7 @@ class Windows:
     async def last_arrivals(self) -> dict[str, float]:
         """When each function was last called, seconds since 1970. Raises Unavailable CACHE_UNAVAILABLE."""
         command = self._redis.zrange(LAST_ARRIVAL_KEY, 0, -1, withscores=True)
-        return dict(await self._finish(self._talk(command)))
+        return dict(await finish(talk(command)))
 
     async def forget(self, function: str) -> None:
         """Deletes all that is kept of a function. Raises Unavailable CACHE_UNAVAILABLE."""
@@ -198,27 +186,8 @@ class Windows:
         for back in range(-1, RETENTION_S + 1):
             pipeline.hdel(window_key(second - back), *fields)
         pipeline.zrem(LAST_ARRIVAL_KEY, function)
-        await self._finish(self._talk(pipeline.execute()))
+        await finish(talk(pipeline.execute()))
 
     async def close(self) -> None:
         """Closes the connections; what is not flushed is lost."""
         await self._redis.aclose()
-
-    async def _finish(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Does the work to its end, which TIMEOUT_S bounds, even where the caller is cancelled meanwhile.
-
-        redis-py can lose a cancellation, and then its caller would go on as if nobody had asked it to stop.
-        """
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            raise
-
-    async def _talk(self, command: Any) -> Any:
-        try:
-            return await command
-        except (RedisError, OSError, TimeoutError) as error:
-            kind = type(error).__name__
-            raise Unavailable("CACHE_UNAVAILABLE", f"redis does not answer ({kind}: {error}); is it running?") from None
