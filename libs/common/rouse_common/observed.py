@@ -14,7 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from rouse_common import metrics, telemetry
-from rouse_common.errors import DeadlineExceeded, Internal, RouseError
+from rouse_common.errors import DeadlineExceeded, Internal, RouseError, Unimplemented
 
 LOG = logging.getLogger(__name__)
 # A caller that is gone: its call is cancelled, or a stream's generator closed where it stands.
@@ -82,5 +82,7 @@ class Observed:
             return error
         if isinstance(error, TimeoutError):
             return DeadlineExceeded("DEADLINE_EXCEEDED", f"{self._path} ran out of time")
+        if isinstance(error, NotImplementedError):  # what generated code raises for a method without a handler
+            return Unimplemented("NOT_SERVED", f"{self._path} is not served here", method=self._path)
         LOG.error("%s failed unexpectedly", self._path, exc_info=error)
         return Internal("INTERNAL_ERROR", f"{self._path} failed unexpectedly; the service's log has the details")

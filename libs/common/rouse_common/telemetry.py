@@ -22,6 +22,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from rouse_common import sampling
+
 LOG = logging.getLogger(__name__)
 TRACER = trace.get_tracer("rouse")
 PROPAGATOR = TraceContextTextMapPropagator()
@@ -78,7 +80,7 @@ class JsonLinesExporter(SpanExporter):
 
 def configure(service: str, *, otlp_endpoint: str = "", trace_dir: str = "") -> TracerProvider:
     """Sets the process's tracer up. With neither endpoint nor folder, trace ids still travel."""
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service}))
+    provider = TracerProvider(sampling.REQUESTS, Resource.create({SERVICE_NAME: service}))
     exporters: list[SpanExporter] = []
     if trace_dir:
         exporters.append(JsonLinesExporter(Path(trace_dir), service))
@@ -95,10 +97,16 @@ def configure(service: str, *, otlp_endpoint: str = "", trace_dir: str = "") -> 
 
 
 @contextmanager
-def span(name: str, kind: SpanKind = SpanKind.INTERNAL, **attributes: str | int | float | bool) -> Iterator[Span]:
-    """A span around a block, child of the current one; an exception marks it failed and goes on."""
+def span(
+    name: str,
+    kind: SpanKind = SpanKind.INTERNAL,
+    parent: otel_context.Context | None = None,
+    **attributes: str | int | float | bool,
+) -> Iterator[Span]:
+    """A span around a block, child of the current one or of what `parent` holds; an exception marks it failed
+    and goes on."""
     with TRACER.start_as_current_span(
-        name, kind=kind, attributes=attributes, record_exception=False, set_status_on_exception=False
+        name, parent, kind, attributes, record_exception=False, set_status_on_exception=False
     ) as current:
         try:
             yield current

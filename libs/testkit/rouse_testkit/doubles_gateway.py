@@ -69,6 +69,7 @@ class NodeDouble(node.NodeServiceServicer):
         self.requests: list[node.InferRequest] = []
         self.timeouts_s: list[float] = []
         self.cancelled = 0
+        self.queues: list[node.QueueSummary] = []
         self.arrived = asyncio.Event()
         self.served = Served(node.add_NodeServiceServicer_to_server, self, node.DESCRIPTOR)
 
@@ -81,6 +82,9 @@ class NodeDouble(node.NodeServiceServicer):
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+
+    async def DescribeQueues(self, request: node.DescribeQueuesRequest, context: Any) -> node.DescribeQueuesResponse:
+        return node.DescribeQueuesResponse(queues=self.queues)
 
 
 @dataclass
@@ -148,12 +152,18 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         return double
 
     def add_function(
-        self, name: str, signature: functions.Signature = FP32_IDENTITY, *, nodes: Sequence[str] = (), weights: int = 0
+        self,
+        name: str,
+        signature: functions.Signature = FP32_IDENTITY,
+        *,
+        nodes: Sequence[str] = (),
+        weights: int = 0,
+        **spec_fields: Any,
     ) -> Function:
         """One more version of a function, with a ready instance on each of `nodes`."""
         function = self.functions.setdefault(name, Function(name))
         number = len(function.versions) + 1
-        spec = functions.FunctionSpec(name=name, signature=signature)
+        spec = functions.FunctionSpec(name=name, signature=signature, **spec_fields)
         function.versions.append(
             functions.FunctionVersion(
                 version_id=f"{name}-{number}",
@@ -295,6 +305,11 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         self.wakes.append((request.function, request.version_id))
         await self.on_wake(request.function, request.version_id or function.versions[-1].version_id)
         return scaling.WakeFunctionResponse(started=True)
+
+    async def SleepFunction(self, request: scaling.SleepFunctionRequest, context: Any) -> scaling.SleepFunctionResponse:
+        stopped = len(self._function(request.function).instances)
+        await self.set_state(request.function, functions.FUNCTION_STATE_SLEEPING)
+        return scaling.SleepFunctionResponse(stopped=stopped)
 
 
 class RepositoryDouble(repository.RepositoryServiceServicer):

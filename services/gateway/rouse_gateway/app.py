@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 from rouse_bus import Bus, subjects
 from rouse_cache import Windows
+from rouse_common import sampling
 from rouse_common.clock import SystemClock
 from rouse_common.errors import RouseError
 from rouse_common.rpc import Channels, RpcServer
@@ -16,6 +17,7 @@ from rouse_contracts import functions, inference
 from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
 from rouse_gateway.adapters.logs import Logs
 from rouse_gateway.adapters.nodes import Nodes
+from rouse_gateway.adapters.queues import Queues
 from rouse_gateway.adapters.traces import Traces
 from rouse_gateway.config import GatewayConfig
 from rouse_gateway.dispatch import Dispatcher
@@ -24,6 +26,12 @@ from rouse_gateway.http.limits import Limits
 from rouse_gateway.http.models import Models
 from rouse_gateway.http.routes import make_app
 from rouse_gateway.http.server import HttpServer
+from rouse_gateway.oip.desk import Desk
+from rouse_gateway.oip.inferences import Inferences
+from rouse_gateway.oip.regions import Regions
+from rouse_gateway.oip.repository import ModelRepository
+from rouse_gateway.oip.settings import LogSettings, TraceSettings
+from rouse_gateway.oip.statistics import Statistics
 from rouse_gateway.service import functions as function_service
 from rouse_gateway.service import inference as inference_service
 from rouse_gateway.service.functions import FunctionService, Neighbours
@@ -50,12 +58,16 @@ class GatewayApp:
         channels = Channels(self._max_message_bytes, self._config.tls)
         bus = Bus.open(self._config.nats, "gateway")
         windows = Windows.connect(self._config.redis)
+        regions = Regions(self._config.max_shared_memory_regions, self._max_message_bytes)
+        logs = LogSettings(logging.getLogger())
         try:
             async with asyncio.TaskGroup() as tasks:
-                background = await self._serve(tasks, channels, bus, windows, ready, stopping)
+                background = await self._serve(tasks, channels, bus, windows, regions, logs, ready, stopping)
                 for task in background:
                     task.cancel()
         finally:
+            logs.close()
+            regions.close()
             await _flush(windows)
             await windows.close()
             await bus.close()
@@ -67,6 +79,8 @@ class GatewayApp:
         channels: Channels,
         bus: Bus,
         windows: Windows,
+        regions: Regions,
+        logs: LogSettings,
         ready: Callable[[str], Awaitable[None]],
         stopping: asyncio.Event,
     ) -> list[asyncio.Task[None]]:
@@ -75,9 +89,18 @@ class GatewayApp:
         cluster = ClusterManager(channels, config.cluster_manager)
         nodes = Nodes(channels)
         feed = RoutingFeed(routes, cluster.routing_table)
-        wakes = Wakes(tasks, routes, feed.refresh, Scaler(channels, config.scaler), clock)
+        scaler = Scaler(channels, config.scaler)
+        wakes = Wakes(tasks, routes, feed.refresh, scaler, clock)
         dispatcher = Dispatcher(
             routes, nodes, wakes, clock, windows.count_arrival, admission.Settings(max_held=config.max_held)
+        )
+        desk = Desk(
+            Inferences(routes, dispatcher, regions, config.default_timeout_s),
+            Statistics(routes, Queues(channels)),
+            ModelRepository(routes, feed, dispatcher, scaler, clock),
+            regions,
+            TraceSettings(sampling.REQUESTS),
+            logs,
         )
         mesh_version = version("rouse-gateway")
         rest = self._rest(Models(routes, dispatcher, config.default_timeout_s, mesh_version))
@@ -94,7 +117,7 @@ class GatewayApp:
         server = RpcServer(config.listen, max_message_bytes=self._max_message_bytes, tls=config.public_tls)
         server.add(
             inference_service.register,
-            InferenceService(routes, dispatcher, config.default_timeout_s, mesh_version),
+            InferenceService(routes, desk, clock, config.default_timeout_s, mesh_version, stopping),
             inference.DESCRIPTOR,
         )
         server.add(

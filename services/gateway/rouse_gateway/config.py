@@ -31,6 +31,9 @@ class GatewayConfig(ServiceConfig):
         "", "PEM file of the certificate that clients see, with public_tls_key; empty: tls_cert"
     )  # fmt: skip
     public_tls_key: str = option("", "PEM file of that certificate's private key")
+    max_shared_memory_regions: int = option(
+        256, "regions of system shared memory that clients may register; 0: none", low=0, high=100_000
+    )
     service: tuple[str, ...] = option((), "service shown in the mesh's status, NAME=host:port; repeatable")
 
     def validate(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -14,7 +14,7 @@ from rouse_common import telemetry
 from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded, Internal, NotFound, ResourceExhausted, RouseError, Unavailable
 from rouse_contracts import node
-from rouse_contracts.functions import Timings
+from rouse_contracts.functions import RequestOptions, Timings
 from rouse_contracts.wire import split
 from rouse_gateway import metrics, wire
 from rouse_gateway.adapters.nodes import Nodes, NotExecuted
@@ -44,6 +44,9 @@ class Call:
         inputs: its tensors, not checked yet.
         output_names: outputs wanted; empty: all.
         timeout_s: seconds until the client's deadline.
+        tenant, tenant_weight: whose request it is, and the tenant's share beside others.
+        options: what the function and the queues are told beside the tensors.
+        idempotency_key: requests with one key are one request; empty: none.
     """
 
     function: str
@@ -51,6 +54,10 @@ class Call:
     inputs: Sequence[TensorView]
     output_names: Sequence[str]
     timeout_s: float
+    tenant: str = ""
+    tenant_weight: int = 1
+    options: RequestOptions | None = None
+    idempotency_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,10 @@ class Dispatcher:
                 label = metrics.UNKNOWN  # names that anybody may make up are no labels
             metrics.REQUESTS.labels(label, code).inc()
             metrics.LATENCY.labels(label).observe(self._clock.monotonic() - started)
+
+    async def stream(self, call: Call) -> AsyncGenerator[Answer, None]:
+        """Every answer to one inference."""
+        yield await self.infer(call)
 
     async def _send(self, trip: _Trip, call: Call) -> Answer:
         """Sends the request to nodes until one has executed it."""

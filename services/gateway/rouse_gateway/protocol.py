@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's ModelInfer, from bytes to a Call and from an Answer to bytes."""
+"""The Open Inference Protocol over gRPC: inferences from bytes to a Request, and from a Reply to bytes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import DecodeError
 
-from rouse_common.errors import InvalidArgument, Unimplemented
+from rouse_common.errors import InvalidArgument, RouseError
 from rouse_contracts import inference
 from rouse_contracts.tensors import DATATYPES, join_bytes
 from rouse_contracts.wire import Buffer, split
 from rouse_gateway import wire
-from rouse_gateway.dispatch import Answer
+from rouse_gateway.oip import parameters
+from rouse_gateway.oip.parameters import Value
+from rouse_gateway.oip.requests import (
+    OFFSET,
+    REGION,
+    SIZE,
+    Place,
+    PlacedTensor,
+    Reply,
+    Request,
+    read_place,
+    read_wanted,
+)
 from rouse_gateway.wire import TensorView
 
 TRACE_PARAMETER = "rouse_trace_id"
-TIMEOUT_PARAMETER = "timeout"
-# Reserved parameters that would change what is computed, so ignoring them would be a wrong answer.
-UNSUPPORTED_REQUEST = {
-    "sequence_id": "sequences are not served; send every request complete, without sequence_id",
-    "priority": "priorities are not served; give urgent requests a shorter deadline",
-}
-SHARED_MEMORY = "shared memory regions are not served; send the tensors in raw_input_contents"
-UNSUPPORTED_INPUT = {"shared_memory_region": SHARED_MEMORY}
-UNSUPPORTED_OUTPUT = {
-    "shared_memory_region": SHARED_MEMORY,
-    "classification": "the classification extension is not served; take the largest of the output yourself",
-}
+FINAL_PARAMETER = "triton_final_response"
+# Of errors within a stream, which have no status of their own.
+REASON_PARAMETER, STATUS_PARAMETER, RETRY_PARAMETER = "rouse_reason", "rouse_status", "rouse_retry_after_s"
 # Typed contents: the field that holds a datatype, and the type code of module array for its elements.
 TYPED = {
     "BOOL": ("bool_contents", "B"),
@@ -46,6 +49,7 @@ TYPED = {
 }
 RAW_CONTENTS = inference.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 RAW_OUTPUTS = inference.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+STREAMED = inference.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
 Message = inference.ModelInferRequest
 
@@ -67,29 +71,58 @@ def is_heavy(request: Message) -> bool:
     return request.ByteSize() > 16 << 10
 
 
-def read_inputs(request: Message, raw: Sequence[memoryview]) -> list[TensorView]:
-    """The input tensors, whichever way they came. Raises InvalidArgument, Unimplemented."""
+def values(given: Mapping[str, inference.InferParameter]) -> dict[str, Value]:
+    """Parameters by name; one without a value is none."""
+    found: dict[str, Value] = {}
+    for name, parameter in given.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is not None:
+            found[name] = getattr(parameter, kind)
+    return found
+
+
+def read_request(message: Message, raw: Sequence[memoryview]) -> Request:
+    """The request that a message and its raw contents are. Raises InvalidArgument."""
+    model = message.model_name
+    given = parameters.read(model, values(message.parameters)) if message.parameters else parameters.NONE
+    inputs = read_inputs(message, raw)
+    outputs = [read_wanted(model, output.name, values(output.parameters)) for output in message.outputs]
+    return Request(model, message.model_version, message.id, inputs, outputs, given)
+
+
+def read_inputs(request: Message, raw: Sequence[memoryview]) -> list[TensorView | PlacedTensor]:
+    """The input tensors, whichever way they came. Raises InvalidArgument."""
     name = request.model_name
-    if raw and len(raw) != len(request.inputs):
+    places: list[Place | None] = [
+        read_place(name, tensor.name, values(tensor.parameters)) if tensor.parameters else None
+        for tensor in request.inputs
+    ]
+    sent = sum(place is None for place in places)
+    if raw and len(raw) != sent:
         raise InvalidArgument(
             "BAD_CONTENTS",
-            f"request for model '{name}' has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
-            "each input needs one, in the same order",
+            f"request for model '{name}' has {sent} inputs and {len(raw)} raw_input_contents; "
+            "each input that is not in shared memory needs one, in the same order",
             function=name,
         )
-    tensors = []
-    for position, tensor in enumerate(request.inputs):
-        _refuse_unsupported(name, f"input '{tensor.name}'", tensor.parameters, UNSUPPORTED_INPUT)
+    tensors: list[TensorView | PlacedTensor] = []
+    left = iter(raw)
+    for tensor, place in zip(request.inputs, places, strict=True):
         typed = tensor.HasField("contents") and tensor.contents.ByteSize() > 0
-        if raw and typed:
+        if typed and (raw or place is not None):
+            beside = f"region '{place.region[:80]}'" if place is not None else "raw_input_contents"
             raise InvalidArgument(
                 "BAD_CONTENTS",
-                f"input '{tensor.name}' of model '{name}' has contents beside raw_input_contents; send one of them",
+                f"input '{tensor.name}' of model '{name}' has contents beside {beside}; send one of them",
                 function=name,
                 tensor=tensor.name,
             )
-        data = raw[position] if raw else _typed_bytes(name, tensor)
-        tensors.append(TensorView(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+        shape = tuple(tensor.shape)
+        if place is not None:
+            tensors.append(PlacedTensor(tensor.name, tensor.datatype, shape, place))
+        else:
+            data = next(left) if raw else _typed_bytes(name, tensor)
+            tensors.append(TensorView(tensor.name, tensor.datatype, shape, data))
     return tensors
 
 
@@ -112,11 +145,11 @@ def _typed_bytes(model: str, tensor: inference.ModelInferRequest.InferInputTenso
     field, code = TYPED[tensor.datatype]
     if given != [field]:
         raise bad(f"datatype {tensor.datatype} travels in {field}, the request has {', '.join(given)}")
-    values = getattr(tensor.contents, field)
+    elements = getattr(tensor.contents, field)
     if not code:
-        return join_bytes(values)
+        return join_bytes(elements)
     try:
-        packed = array.array(code, values)
+        packed = array.array(code, elements)
     except OverflowError:
         raise bad(f"a value is out of the range of {tensor.datatype}") from None
     if sys.byteorder == "big":
@@ -124,66 +157,56 @@ def _typed_bytes(model: str, tensor: inference.ModelInferRequest.InferInputTenso
     return packed.tobytes()
 
 
-def read_outputs(request: Message) -> list[str]:
-    """Names of the requested outputs. Raises Unimplemented."""
-    for output in request.outputs:
-        _refuse_unsupported(request.model_name, f"output '{output.name}'", output.parameters, UNSUPPORTED_OUTPUT)
-    return [output.name for output in request.outputs]
+def write_response(reply: Reply, request_id: str, trace_id: str, *, final: bool | None = None) -> list[Buffer]:
+    """Parts of a serialised ModelInferResponse, its tensors as raw contents in the order of the outputs; an
+    output in shared memory has empty ones.
 
-
-def read_timeout(request: Message) -> float | None:
-    """The `timeout` parameter in seconds; None where there is none. Raises InvalidArgument, Unimplemented."""
-    if not request.parameters:
-        return None
-    _refuse_unsupported(request.model_name, "the request", request.parameters, UNSUPPORTED_REQUEST)
-    if TIMEOUT_PARAMETER not in request.parameters:
-        return None
-    parameter = request.parameters[TIMEOUT_PARAMETER]
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind not in ("int64_param", "uint64_param"):
-        raise InvalidArgument(
-            "BAD_TIMEOUT",
-            f"parameter timeout of the request for model '{request.model_name}': want whole microseconds, got {kind}",
-            function=request.model_name,
-        )
-    microseconds = getattr(parameter, kind)
-    if microseconds < 0:
-        raise InvalidArgument(
-            "BAD_TIMEOUT",
-            f"parameter timeout of the request for model '{request.model_name}': want 0 or more microseconds, "
-            f"got {microseconds}",
-            function=request.model_name,
-        )
-    return microseconds / 1e6 if microseconds else None
-
-
-def _refuse_unsupported(
-    model: str, where: str, parameters: Mapping[str, inference.InferParameter], table: dict[str, str]
-) -> None:
-    for key, advice in table.items():
-        if key in parameters:
-            parameter = parameters[key]
-            kind = parameter.WhichOneof("parameter_choice")
-            # Zero and empty mean "none", as the protocol has it.
-            if kind is not None and getattr(parameter, kind):
-                raise Unimplemented(
-                    "UNSUPPORTED_PARAMETER",
-                    f"{where} of model '{model}' sets {key}: {advice}",
-                    function=model,
-                    parameter=key,
-                )
-
-
-def write_response(answer: Answer, request_id: str, trace_id: str) -> bytes:
-    """A serialised ModelInferResponse, its tensors as raw contents in the order of the outputs."""
-    response = inference.ModelInferResponse(
-        model_name=answer.version.function, model_version=answer.version.number, id=request_id
-    )
+    Args:
+        final: of a response in a stream, whether it is the request's last one.
+    """
+    version = reply.answer.version
+    response = inference.ModelInferResponse(model_name=version.function, model_version=version.number, id=request_id)
     if trace_id:
         response.parameters[TRACE_PARAMETER].string_param = trace_id
+    if final is not None:
+        response.parameters[FINAL_PARAMETER].bool_param = final
     parts: list[Buffer] = [b""]
-    for tensor in answer.outputs:
-        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    for tensor in reply.outputs:
+        output = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if tensor.name in reply.placed:
+            place = reply.placed[tensor.name]
+            output.parameters[REGION].string_param = place.region
+            output.parameters[OFFSET].int64_param = place.offset
+            output.parameters[SIZE].int64_param = place.size
         parts += wire.bytes_field(RAW_OUTPUTS, [tensor.data])
     parts[0] = response.SerializeToString()
-    return b"".join(parts)
+    return parts
+
+
+def streamed(response: list[Buffer]) -> bytes:
+    """A serialised ModelStreamInferResponse with a response."""
+    return b"".join(wire.bytes_field(STREAMED, response))
+
+
+def write_final(request: Request, version: str, trace_id: str) -> bytes:
+    """A serialised ModelStreamInferResponse that says that a request has no further responses."""
+    response = inference.ModelInferResponse(model_name=request.model, model_version=version, id=request.id)
+    response.parameters[FINAL_PARAMETER].bool_param = True
+    if trace_id:
+        response.parameters[TRACE_PARAMETER].string_param = trace_id
+    return streamed([response.SerializeToString()])
+
+
+def write_error(error: RouseError, request_id: str, model: str) -> bytes:
+    """A serialised ModelStreamInferResponse with an error, which is the request's last response."""
+    response = inference.ModelInferResponse(model_name=model, id=request_id)
+    given = response.parameters
+    given[FINAL_PARAMETER].bool_param = True
+    given[REASON_PARAMETER].string_param = error.reason
+    given[STATUS_PARAMETER].string_param = error.code.name
+    if error.retry_after_s is not None:
+        given[RETRY_PARAMETER].double_param = error.retry_after_s
+    if error.metadata.get("trace_id"):
+        given[TRACE_PARAMETER].string_param = error.metadata["trace_id"]
+    message = error.message or error.code.name
+    return inference.ModelStreamInferResponse(error_message=message, infer_response=response).SerializeToString()

@@ -69,6 +69,7 @@ class Table:
     generation: int = 0
     functions: Mapping[str, Route] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
+    routers: Mapping[str, str] = field(default_factory=dict)
     instances: Mapping[str, int] = field(default_factory=dict)
 
     def route(self, name: str) -> Route:
@@ -123,6 +124,7 @@ def index(table: RoutingTable) -> Table:
         generation=table.generation,
         functions={route.name: _index_route(route, waiting, residency) for route in table.functions},
         addresses={node.node_id: node.router_address for node in table.nodes},
+        routers={node.node_id: node.router_address for node in table.nodes},
         instances=instances,
     )
 

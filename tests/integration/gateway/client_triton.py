@@ -41,6 +41,16 @@ def infer(client: triton.InferenceServerClient, model: str, array: np.ndarray, *
     }
 
 
+def classes(client: triton.InferenceServerClient, array: np.ndarray) -> Any:
+    outputs = [triton.InferRequestedOutput("y", class_count=2)]
+    return [e.decode() for e in client.infer("f", [given("x", array)], outputs=outputs).as_numpy("y")]
+
+
+def index(client: triton.InferenceServerClient) -> Any:
+    rows = client.get_model_repository_index(as_json=True)["models"]
+    return {row["name"]: row["state"] for row in rows}
+
+
 def main(address: str) -> dict[str, Any]:
     client = triton.InferenceServerClient(address)
     floats = np.array([1.5, -2.0], np.float32)
@@ -71,19 +81,41 @@ def main(address: str) -> dict[str, Any]:
         "wrong datatype": lambda: infer(client, "f", floats.astype(np.int32)),
         "wrong rank": lambda: infer(client, "f", floats.reshape(1, 2)),
         "unknown output": lambda: infer(client, "f", floats, outputs=[triton.InferRequestedOutput("w")]),
-        "classification": lambda: infer(client, "f", floats, outputs=[triton.InferRequestedOutput("y", class_count=2)]),
+        "classification": lambda: classes(client, floats),
         "sequence": lambda: infer(client, "f", floats, sequence_id=7, sequence_start=True),
         "priority": lambda: infer(client, "f", floats, priority=1),
+        "parameters": lambda: infer(client, "f", floats, parameters={"depth": 3, "name": "ü", "exact": True}),
         "timeout": lambda: infer(client, "hangs", floats, timeout=200_000),
-        "config": lambda: client.get_model_config("f"),
-        "statistics": lambda: client.get_inference_statistics("f"),
-        "index": client.get_model_repository_index,
-        "load": lambda: client.load_model("f"),
+        "config": lambda: client.get_model_config("f", as_json=True)["config"],
+        "batched config": lambda: client.get_model_config("halves", as_json=True)["config"],
+        "unknown config": lambda: client.get_model_config("nobody"),
+        "statistics": lambda: client.get_inference_statistics("f", as_json=True)["model_stats"],
+        "all statistics": lambda: [row["name"] for row in client.get_inference_statistics(as_json=True)["model_stats"]],
+        "unknown statistics": lambda: client.get_inference_statistics("nobody"),
+        "index": lambda: index(client),
+        "load with a config": lambda: client.load_model("f", config="{}"),
         "unload": lambda: client.unload_model("f"),
-        "shared memory": lambda: client.register_system_shared_memory("r", "/r", 8),
-        "cuda shared memory": client.get_cuda_shared_memory_status,
-        "trace settings": lambda: client.get_trace_settings("f"),
-        "log settings": client.get_log_settings,
+        "index after": lambda: index(client),
+        "load": lambda: client.load_model("f"),
+        "index again": lambda: index(client),
+        "unload unknown": lambda: client.unload_model("nobody"),
+        "load unknown": lambda: client.load_model("nobody"),
+        "shared memory": lambda: client.register_system_shared_memory("r", "/rouse-no-such-memory", 8),
+        "shared memory path": lambda: client.register_system_shared_memory("r", "/../etc/passwd", 8),
+        "shared memory status": lambda: client.get_system_shared_memory_status(as_json=True),
+        "cuda status": lambda: client.get_cuda_shared_memory_status(as_json=True),
+        "cuda register": lambda: client.register_cuda_shared_memory("r", b"aGFuZGxl", 0, 8),
+        "cuda unregister": lambda: client.unregister_cuda_shared_memory("r"),
+        "trace settings": lambda: client.get_trace_settings("f", as_json=True)["settings"],
+        "trace off": lambda: client.update_trace_settings(settings={"trace_level": "OFF"}, as_json=True)["settings"],
+        "trace default": lambda: client.update_trace_settings(settings={"trace_level": None}, as_json=True)["settings"],
+        "trace file": lambda: client.update_trace_settings(settings={"trace_file": "/tmp/trace"}),
+        "trace of a model": lambda: client.update_trace_settings("f", {"trace_rate": "5"}),
+        "bad trace": lambda: client.update_trace_settings(settings={"trace_rate": "often"}),
+        "log settings": lambda: client.get_log_settings(as_json=True)["settings"],
+        "log verbose": lambda: client.update_log_settings({"log_verbose_level": 1}, as_json=True)["settings"],
+        "log quiet again": lambda: client.update_log_settings({"log_verbose_level": 0}, as_json=True)["settings"],
+        "log file": lambda: client.update_log_settings({"log_file": "elsewhere"}),
         "after all that": lambda: infer(client, "f", floats),
     }
     return {what: outcome(action) for what, action in actions.items()}

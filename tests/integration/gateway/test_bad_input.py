@@ -28,7 +28,10 @@ def tensor(
 
 FLOATS = Contents(fp32_contents=[1, 2])
 RAW = struct.pack("<2f", 1, 2)
-SHARED = {"shared_memory_region": inference.InferParameter(string_param="r")}
+SHARED = {
+    "shared_memory_region": inference.InferParameter(string_param="r"),
+    "shared_memory_byte_size": inference.InferParameter(int64_param=8),
+}
 
 BAD_MODEL_REQUESTS = {
     "raw and typed": (model(tensor(contents=FLOATS), raw=[RAW]), Code.INVALID_ARGUMENT, "BAD_CONTENTS"),
@@ -58,11 +61,53 @@ BAD_MODEL_REQUESTS = {
         Code.INVALID_ARGUMENT,
         "DUPLICATE_OUTPUT",
     ),
-    "input in shared memory": (model(tensor(parameters=SHARED)), Code.UNIMPLEMENTED, "UNSUPPORTED_PARAMETER"),
+    "input in shared memory": (model(tensor(parameters=SHARED)), Code.NOT_FOUND, "REGION_NOT_FOUND"),
     "output in shared memory": (
         model(tensor(), raw=[RAW], outputs=[Request.InferRequestedOutputTensor(name="y", parameters=SHARED)]),
-        Code.UNIMPLEMENTED,
-        "UNSUPPORTED_PARAMETER",
+        Code.NOT_FOUND,
+        "REGION_NOT_FOUND",
+    ),
+    "a place without a size": (
+        model(tensor(parameters={"shared_memory_region": SHARED["shared_memory_region"]})),
+        Code.INVALID_ARGUMENT,
+        "BAD_SHARED_MEMORY",
+    ),
+    "contents beside shared memory": (
+        model(tensor(parameters=SHARED, contents=FLOATS)),
+        Code.INVALID_ARGUMENT,
+        "BAD_CONTENTS",
+    ),
+    "classes in words": (
+        model(
+            tensor(),
+            raw=[RAW],
+            outputs=[
+                Request.InferRequestedOutputTensor(
+                    name="y", parameters={"classification": inference.InferParameter(string_param="2")}
+                )
+            ],
+        ),
+        Code.INVALID_ARGUMENT,
+        "BAD_PARAMETER",
+    ),
+    "a sequence's start without its id": (
+        model(tensor(), raw=[RAW], parameters={"sequence_start": inference.InferParameter(bool_param=True)}),
+        Code.INVALID_ARGUMENT,
+        "BAD_PARAMETER",
+    ),
+    "a priority below zero": (
+        model(tensor(), raw=[RAW], parameters={"priority": inference.InferParameter(int64_param=-1)}),
+        Code.INVALID_ARGUMENT,
+        "BAD_PARAMETER",
+    ),
+    "too many parameters": (
+        model(
+            tensor(),
+            raw=[RAW],
+            parameters={f"p{number}": inference.InferParameter(bool_param=True) for number in range(65)},
+        ),
+        Code.INVALID_ARGUMENT,
+        "BAD_PARAMETER",
     ),
     "negative timeout": (
         model(tensor(), raw=[RAW], parameters={"timeout": inference.InferParameter(int64_param=-1)}),
@@ -160,30 +205,3 @@ async def test_many_typed_contents_are_served(f: Front) -> None:
     request = model(tensor(shape=(len(values),), contents=Contents(fp32_contents=values)))
     answer = await f.models.ModelInfer(request, timeout=10)
     assert answer.raw_output_contents[0] == struct.pack(f"<{len(values)}f", *values)
-
-
-async def test_streaming_is_not_served_and_says_what_is(f: Front) -> None:
-    call = f.models.ModelStreamInfer(iter([model(tensor(), raw=[RAW])]), timeout=5)
-    code, details, text = await refused(anext(aiter(call)))
-    assert (code, details.reason) == (Code.UNIMPLEMENTED, "NOT_SERVED")
-    assert "ModelInfer" in text
-
-
-async def test_every_other_method_of_the_protocol_is_unimplemented_in_words(f: Front) -> None:
-    served = {
-        "ServerLive",
-        "ServerReady",
-        "ModelReady",
-        "ServerMetadata",
-        "ModelMetadata",
-        "ModelInfer",
-        "ModelStreamInfer",
-    }
-    service = inference.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    others = [m for m in service.methods if m.name not in served]
-    assert len(others) == 13
-    for method in others:
-        call = getattr(f.models, method.name)
-        code, details, text = await refused(call(getattr(inference, method.input_type.name)(), timeout=5))
-        assert (code, details.reason) == (Code.UNIMPLEMENTED, "NOT_SERVED"), method.name
-        assert method.name in text

@@ -124,6 +124,7 @@ async def test_reflection_knows_every_service_over_both_descriptor_pools(site: S
         "rouse.functions.v1.FunctionService",
         "inference.GRPCInferenceService",
         "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
     }
     for symbol, answer in zip(symbols, files, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rouse_common.errors import InvalidArgument, Unimplemented
+from rouse_common.errors import InvalidArgument
 from rouse_contracts import functions, inference
 from rouse_contracts.arrays import to_array
 from rouse_contracts.cluster import RoutingTable
@@ -18,6 +18,7 @@ from rouse_contracts.tensors import DATATYPES
 from rouse_gateway import protocol
 from rouse_gateway.checks import check_request
 from rouse_gateway.dispatch import Answer
+from rouse_gateway.oip.requests import Reply
 from rouse_gateway.state import Version, index
 from rouse_gateway.wire import TensorView
 
@@ -25,7 +26,19 @@ Request = inference.ModelInferRequest
 texts = st.sampled_from(["x", "y", "", "f", "FP32", "ü"]) | st.text(max_size=4)
 datatypes = st.sampled_from(sorted(DATATYPES)) | st.text(max_size=5)
 parameters = st.dictionaries(
-    st.sampled_from(["timeout", "sequence_id", "priority", "shared_memory_region", "classification", "own"]),
+    st.sampled_from(
+        [
+            "timeout",
+            "sequence_id",
+            "sequence_start",
+            "priority",
+            "shared_memory_region",
+            "shared_memory_byte_size",
+            "own",
+            "classification",
+            "idempotency_key",
+        ]
+    ),
     st.one_of(
         st.builds(lambda v: inference.InferParameter(int64_param=v), st.integers(-(2**63), 2**63 - 1)),
         st.builds(lambda v: inference.InferParameter(uint64_param=v), st.integers(0, 2**64 - 1)),
@@ -84,12 +97,12 @@ async def test_any_request_is_read_or_refused_with_a_typed_error(given_request: 
     data = given_request if isinstance(given_request, bytes) else given_request.SerializeToString()
     wanted = version(datatype)
     try:
-        request, raw = protocol.split_request(data)
-        timeout_s = protocol.read_timeout(request)
+        request = protocol.read_request(*protocol.split_request(data))
+        timeout_s = request.parameters.timeout_s
         assert timeout_s is None or timeout_s > 0
-        tensors = protocol.read_inputs(request, raw)
-        await check_request(wanted, tensors, protocol.read_outputs(request))
-    except (InvalidArgument, Unimplemented):
+        tensors = [tensor for tensor in request.inputs if isinstance(tensor, TensorView)]
+        await check_request(wanted, tensors, [output.name for output in request.outputs])
+    except InvalidArgument:
         return
     # What passes is what numpy can read, as the executor will.
     (tensor,) = tensors
@@ -97,6 +110,13 @@ async def test_any_request_is_read_or_refused_with_a_typed_error(given_request: 
         functions.Tensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape, data=bytes(tensor.data))
     )
     assert array.shape == tensor.shape
+
+
+def sent(request: Request, raw: list[memoryview]) -> TensorView:
+    """The one tensor of a request that sends its bytes."""
+    (tensor,) = protocol.read_inputs(request, raw)
+    assert isinstance(tensor, TensorView)
+    return tensor
 
 
 TYPED: dict[str, tuple[str, list[Any], Any]] = {
@@ -124,12 +144,12 @@ def typed(datatype: str, field: str, values: list[Any]) -> Request:
 @pytest.mark.parametrize("datatype", TYPED)
 def test_typed_contents_become_the_bytes_that_numpy_makes(datatype: str) -> None:
     field, values, dtype = TYPED[datatype]
-    (tensor,) = protocol.read_inputs(typed(datatype, field, values), [])
+    tensor = sent(typed(datatype, field, values), [])
     assert bytes(tensor.data) == np.array(values, dtype).tobytes()
 
 
 def test_typed_bytes_get_their_lengths() -> None:
-    (tensor,) = protocol.read_inputs(typed("BYTES", "bytes_contents", [b"ab", b""]), [])
+    tensor = sent(typed("BYTES", "bytes_contents", [b"ab", b""]), [])
     assert tensor.data == b"\x02\x00\x00\x00ab\x00\x00\x00\x00"
 
 
@@ -149,7 +169,7 @@ def test_half_floats_are_raw_only(datatype: str) -> None:
     with pytest.raises(InvalidArgument, match="raw_input_contents"):
         protocol.read_inputs(typed(datatype, "fp32_contents", [1.0]), [])
     request = Request(inputs=[Request.InferInputTensor(name="x", datatype=datatype, shape=[1])])
-    (tensor,) = protocol.read_inputs(request, [memoryview(b"\x00\x3c")])
+    tensor = sent(request, [memoryview(b"\x00\x3c")])
     assert bytes(tensor.data) == b"\x00\x3c"
 
 
@@ -159,7 +179,7 @@ def test_an_empty_contents_message_beside_raw_contents_says_nothing() -> None:
             Request.InferInputTensor(name="x", datatype="UINT8", shape=[1], contents=inference.InferTensorContents())
         ]
     )
-    assert bytes(protocol.read_inputs(request, [memoryview(b"7")])[0].data) == b"7"
+    assert bytes(sent(request, [memoryview(b"7")]).data) == b"7"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +191,9 @@ def test_an_empty_contents_message_beside_raw_contents_says_nothing() -> None:
     ],
 )
 def test_timeouts_are_microseconds(parameter: inference.InferParameter, seconds: float | None) -> None:
-    assert protocol.read_timeout(Request(parameters={"timeout": parameter})) == seconds
-    assert protocol.read_timeout(Request()) is None
+    read = protocol.read_request(Request(parameters={"timeout": parameter}), [])
+    assert read.parameters.timeout_s == seconds
+    assert protocol.read_request(Request(), []).parameters.timeout_s is None
 
 
 def test_a_reserved_parameter_that_means_none_is_accepted() -> None:
@@ -180,14 +201,15 @@ def test_a_reserved_parameter_that_means_none_is_accepted() -> None:
         "sequence_id": inference.InferParameter(int64_param=0),
         "priority": inference.InferParameter(uint64_param=0),
     }
-    assert protocol.read_timeout(Request(parameters=none)) is None
+    assert protocol.read_request(Request(parameters=none), []).parameters.options is None
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4), st.text(max_size=5), st.sampled_from(["", "0" * 32]))
 def test_answers_are_what_a_generated_client_reads(data: list[bytes], request_id: str, trace_id: str) -> None:
     outputs = [TensorView(f"y{i}", "UINT8", (len(d),), memoryview(d)) for i, d in enumerate(data)]
     answer = Answer(version(), outputs, functions.Timings(), "r", "n0", "gpu0")
-    response = inference.ModelInferResponse.FromString(protocol.write_response(answer, request_id, trace_id))
+    parts = protocol.write_response(Reply(answer, outputs, {}), request_id, trace_id)
+    response = inference.ModelInferResponse.FromString(b"".join(parts))
     assert (response.model_name, response.model_version, response.id) == ("f", "1", request_id)
     assert [(o.name, list(o.shape)) for o in response.outputs] == [(o.name, list(o.shape)) for o in outputs]
     assert list(response.raw_output_contents) == data

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rouse_common import telemetry
 from rouse_common.observed import Observed
+from rouse_common.rpc import health
+from rouse_common.rpc.health import Health
 from rouse_common.rpc.options import server_options
+from rouse_common.rpc.reflection import Reflection
 from rouse_common.tls import ServerTls
 from rouse_contracts.status import DETAILS_KEY, encode_details, shortened
 
@@ -46,7 +47,8 @@ class RpcServer:
             maximum_concurrent_rpcs=max_concurrent,
         )
         self._listen, self._tls = listen, tls
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
+        self._reflection: Reflection | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._services: list[str] = []
         self._files: list[FileDescriptor] = []
@@ -61,9 +63,9 @@ class RpcServer:
 
     async def start(self) -> None:
         """Binds and serves; sets `address`. Raises OSError where the address is taken."""
-        pool = _merged_pool([*self._files, health_pb2.DESCRIPTOR, *_reflection_files()])
-        names = [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server, pool)
+        names = [*self._services, health.SERVICE_NAME]
+        self._reflection = Reflection(names, [*self._files, health_pb2.DESCRIPTOR])
+        self._reflection.register(self._server)
         try:
             if self._tls is None or self._listen.startswith("unix:"):
                 port = self._server.add_insecure_port(self._listen)
@@ -73,47 +75,21 @@ class RpcServer:
             raise OSError(f"cannot listen on {self._listen}; is another process using it?") from error
         if not self._listen.startswith("unix:"):
             self.address = f"{self._listen.rpartition(':')[0]}:{port}"
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.set_serving(False)
         await self._server.start()
 
     async def set_serving(self, serving: bool) -> None:
         """Sets the health that `grpc.health.v1` answers, overall and for each service."""
-        state = health_pb2.HealthCheckResponse
-        await self._set_health(state.SERVING if serving else state.NOT_SERVING)
-
-    async def _set_health(self, state: int) -> None:
-        for name in ("", *self._services):
-            await self._health.set(name, state)
+        self._health.set(("", *self._services), health.SERVING if serving else health.NOT_SERVING)
 
     async def stop(self, drain_s: float) -> None:
-        """Not ready, accept no more, wait up to `drain_s` for calls in flight, close."""
+        """Not ready, accept no more, wait up to `drain_s` for calls in flight, close. Who watches the health is
+        told, and not waited for."""
         await self.set_serving(False)
+        self._health.close()
+        if self._reflection is not None:
+            self._reflection.close()
         await self._server.stop(drain_s)
-
-
-def _reflection_files() -> list[FileDescriptor]:
-    from grpc_reflection.v1alpha import reflection_pb2
-
-    return [reflection_pb2.DESCRIPTOR]
-
-
-def _merged_pool(files: Iterable[FileDescriptor]) -> descriptor_pool.DescriptorPool:
-    """One pool for reflection over contracts that live in different pools (see contracts/generate.py)."""
-    pool, seen = descriptor_pool.DescriptorPool(), set()
-
-    def add(file: FileDescriptor) -> None:
-        if file.name in seen:
-            return
-        seen.add(file.name)
-        for dependency in file.dependencies:
-            add(dependency)
-        proto = descriptor_pb2.FileDescriptorProto()
-        file.CopyToProto(proto)
-        pool.Add(proto)
-
-    for file in files:
-        add(file)
-    return pool
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):

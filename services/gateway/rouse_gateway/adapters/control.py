@@ -71,6 +71,14 @@ class Scaler:
         started: bool = answer.started
         return started
 
+    async def sleep(self, function: str, timeout_s: float) -> int:
+        """Has a function's instances stopped above those that it always keeps; how many. Raises what scaler
+        answered."""
+        request = scaling.SleepFunctionRequest(function=function)
+        answer = await call(self._stub.SleepFunction, request, timeout_s=timeout_s)
+        stopped: int = answer.stopped
+        return stopped
+
 
 class Repository:
     """Blobs and artefacts. Every method raises the RouseError that model-repository answered."""

@@ -17,7 +17,7 @@ from rouse_gateway.dispatch import Call, Dispatcher
 from rouse_gateway.http import infer
 from rouse_gateway.http.messages import Reply, Request
 from rouse_gateway.http.parameters import refuse_unsupported, timeout_of
-from rouse_gateway.service.inference import EXTENSIONS, SERVER_NAME
+from rouse_gateway.oip.models import EXTENSIONS, SERVER_NAME
 from rouse_gateway.state import Routes
 
 # More JSON is parsed, and more tensors are written as JSON, beside the event loop.

@@ -11,7 +11,7 @@ import grpc
 def register_raw(
     register: Callable[[Any, Any], None], methods: Collection[str]
 ) -> Callable[[Any, grpc.aio.Server], None]:
-    """A generated `add_…_to_server` whose unary `methods` get and return bytes instead of messages."""
+    """A generated `add_…_to_server` whose `methods` get and give bytes instead of messages."""
 
     def add(servicer: Any, server: grpc.aio.Server) -> None:
         register(servicer, _Registrar(server, methods))
@@ -31,8 +31,16 @@ class _Registrar:
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
         changed = {
-            name: grpc.unary_unary_rpc_method_handler(handler.unary_unary) if name in self._methods else handler
+            name: _without_serialisers(handler) if name in self._methods else handler
             for name, handler in handlers.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, changed),))
         self._server.add_registered_method_handlers(service, changed)
+
+
+def _without_serialisers(handler: Any) -> grpc.RpcMethodHandler:
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(handler.stream_stream)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(handler.unary_stream)
+    return grpc.unary_unary_rpc_method_handler(handler.unary_unary)
