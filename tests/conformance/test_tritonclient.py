@@ -50,11 +50,6 @@ for name, text, code in (
         assert error.status() == code, error
         assert text in error.message(), error
 
-try:
-    client.get_inference_statistics("lin")
-    raise SystemExit("statistics are not built")
-except InferenceServerException as error:
-    assert error.status() == "StatusCode.UNIMPLEMENTED", error
 print("ok")
 """
 
