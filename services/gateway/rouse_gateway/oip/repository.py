@@ -46,7 +46,7 @@ class ModelRepository:
     async def load(self, name: str, parameters: Mapping[str, Any], timeout_s: float) -> None:
         """Wakes a model and returns when it has a ready instance. Raises as a request that wakes it does."""
         _refuse(name, parameters, ())
-        await self._dispatcher.wake(name, timeout_s)
+        await self._dispatcher.wake(name, "", timeout_s)
 
     async def unload(self, name: str, parameters: Mapping[str, Any], timeout_s: float) -> None:
         """Has a model's instances stopped, above the number that it always keeps, and returns when they are.
