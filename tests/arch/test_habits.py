@@ -27,7 +27,6 @@ TASK_OWNERS = {
     "libs/bus/rouse_bus/objects.py": "tidying up that a cancellation must not cut short, behind a shield",
     "libs/cache/rouse_cache/commands.py": "redis-py can lose a cancellation: the command is waited for to its end",
     "services/gateway/rouse_gateway/service/stream.py": "a generator cannot hold a TaskGroup: it ends its work itself",
-    "libs/cache/rouse_cache/windows.py": "redis-py can lose a cancellation: the command is waited for to its end",
     "libs/common/rouse_common/link/client.py": "who waits for a connection shares the making of it; forget() ends it",
     "libs/common/rouse_common/link/server.py": "a task a call, ended by its deadline, its caller, or stop()",
     "libs/runtime/rouse_runtime/executor.py": "a mapping is changed to its end, whoever is cancelled",
