@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,11 +26,13 @@ class Mesh:
         address: of the gateway's gRPC server.
         folder: its data folder.
         client: connected to it.
+        process: of `rouse up`, whose children the services are.
     """
 
     address: str
     folder: Path
     client: rouse.Client
+    process: subprocess.Popen[bytes]
 
 
 @contextmanager
@@ -41,9 +44,12 @@ def running(folder: Path, *flags: str) -> Iterator[Mesh]:
         sys.executable, "-m", "rouse_embedded", "up",
         "--data-dir", str(data), "--listen", f"127.0.0.1:{port}", *flags,
     ]  # fmt: skip
-    with serving(command, port, folder / "mesh.log"), rouse.Client(f"127.0.0.1:{port}") as client:
+    with (
+        serving(command, port, folder / "mesh.log") as process,
+        rouse.Client(f"127.0.0.1:{port}") as client,
+    ):
         _wait_ready(client)
-        yield Mesh(f"127.0.0.1:{port}", data, client)
+        yield Mesh(f"127.0.0.1:{port}", data, client, process)
 
 
 def _wait_ready(client: rouse.Client) -> None:

@@ -9,7 +9,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 START_S = 120.0
 STOP_S = 20.0
@@ -47,6 +50,29 @@ def serving(
         yield process
     finally:
         _stop(process)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What processes cost while they do nothing: memory of their own in MB, shared pages counted once, and the share
+    of one core."""
+
+    resident_mb: float
+    cores: float
+
+
+def idle_cost(process: subprocess.Popen[bytes], seconds: float) -> Cost:
+    """The cost of a process and all its descendants over a while."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    before = sum(_cpu_s(p) for p in family)
+    time.sleep(seconds)
+    used = sum(_cpu_s(p) for p in family) - before
+    return Cost(sum(p.memory_full_info().pss for p in family) / 1e6, used / seconds)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path, start_s: float) -> None:

@@ -15,7 +15,7 @@ from rouse_loadtest import hops, mesh, plot
 from rouse_loadtest.load import Samples, ratios
 from rouse_loadtest.peers.environments import NotInstalled
 from rouse_loadtest.peers.servers import PEERS, Job
-from rouse_loadtest.processes import NotStarted, free_port, serving
+from rouse_loadtest.processes import NotStarted, free_port, idle_cost, serving
 from rouse_loadtest.report import Measure, figure, table
 from rouse_loadtest.scenario import Run, Scenario
 from rouse_loadtest.targets import Target, infer_request, interleaved, over_grpc
@@ -23,7 +23,7 @@ from rouse_loadtest.targets import Target, infer_request, interleaved, over_grpc
 ALONE, MANY = 1, 16
 ROUNDS, SECONDS = 7, 2.0
 PEER_ROUNDS = 5
-HOPS_S = 2.0
+HOPS_S, IDLE_S = 2.0, 10.0
 # A peer's figures are shown; a bar stands where the peer, like the mesh, has a proxy before its workers.
 COMPARED = ("mlserver", "kserve", "ray")
 PEER_BARS = {"ray": 2.5}
@@ -71,6 +71,9 @@ def measure(run: Run) -> Sequence[Measure]:
         _show(samples, ["echo", "two hops", "rouse"])
         found = _over_bare(samples)
         _show_hops(meshed, ours, run)
+        cost = idle_cost(meshed.process, IDLE_S)
+        found.append(Measure("idle_resident_mb", [cost.resident_mb], "MB", note="mesh and stores, shared pages once"))
+        found.append(Measure("idle_cores", [cost.cores], "cores", note="mesh and stores"))
         for name in COMPARED:
             found += _beside(name, ours, bare[0], run)
     plot.bars(
