@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from rouse import convert, tensors
 from rouse.address import Gateway, locate
-from rouse.deploying import Deploy, Overrides
+from rouse.deploying import Deploy, Overrides, Steps
 from rouse.errors import Internal, InvalidArgument, NotFound, Unavailable, about
 from rouse.package import Package, read_package
 from rouse.transport import LoopTransport, Transport
@@ -93,16 +93,24 @@ class AsyncClient:
         objective: Objective | None = None,
         description: str | None = None,
         wake: bool = True,
+        traffic: bool = True,
+        force: bool = False,
         timeout: float = 900.0,
         progress: Callable[[Progress], None] | None = None,
     ) -> Deployment:
-        """Deploys a folder as a new version of a function and waits until it has loaded.
+        """Deploys a folder as a new version of a function, waits until it has loaded, and gives it the traffic.
+
+        A version that does not load gets none: what served before goes on serving. Where nothing changed since
+        the newest version or the one that serves, no version is made.
 
         Args:
             source: a folder with a rouse.toml or a Hugging Face directory, or what `read_package` returned.
             name: the function; None takes rouse.toml's, else the folder's name.
             options: given to load(), merged over rouse.toml's. The other settings replace rouse.toml's.
-            wake: False returns as soon as the version is stored; load errors then show at the first request.
+            wake: False returns as soon as the version is stored, with the traffic: load errors then show at the
+                first request.
+            traffic: False leaves the traffic as it is: only requests that name the version reach it.
+            force: makes a version also where nothing changed.
             timeout: seconds for all of it: hashing, uploading, deploying, loading.
             progress: called with every step.
 
@@ -113,7 +121,7 @@ class AsyncClient:
         overrides = Overrides(name, options, scaling, resources, objective, description)
         self._signatures.pop(name or package.default_name, None)
         with about(name or package.default_name):
-            return await Deploy(self._transport, package, overrides, timeout, progress).run(wake)
+            return await Deploy(self._transport, package, overrides, timeout, progress).run(Steps(wake, traffic, force))
 
     async def infer(
         self,
@@ -131,7 +139,7 @@ class AsyncClient:
             inputs: arrays by name: numpy arrays and torch tensors keep their dtype; lists and numbers
                 take the datatype that the function's signature says.
             outputs: names of the outputs wanted; None is all.
-            version: number of a version; None is the active one.
+            version: number of a version; None is the active one, or one by the shares of the traffic.
             timeout: seconds, a wake-up included.
         """
         with about(function):
@@ -175,9 +183,39 @@ class AsyncClient:
             response = await self._read("GetFunction", contract.GetFunctionRequest(name=function), timeout)
         return convert.description(response)
 
-    async def wake(self, function: str, *, timeout: float | None = None) -> Function:
-        """Starts an instance where there is none, and waits until one is ready."""
-        request = contract.WakeFunctionRequest(name=function)
+    async def set_traffic(self, function: str, shares: Mapping[int, int], *, timeout: float | None = None) -> Function:
+        """Shares the requests that name no version between versions: percentages by number, 100 in all.
+
+        No shares at all give everything to the newest version. Holds for every request sent after it returned.
+        """
+        request = contract.SetTrafficRequest(
+            name=function,
+            shares=[contract.TrafficShare(version=number, percent=percent) for number, percent in shares.items()],
+        )
+        with about(function):
+            response = await self._transport.unary("SetTraffic", request, self._seconds(timeout))
+        return convert.function(response.function)
+
+    async def roll_back(self, function: str, *, timeout: float | None = None) -> Function:
+        """Puts the traffic back to what it was before the last deployment or change of it."""
+        self._signatures.pop(function, None)
+        with about(function):
+            response = await self._transport.unary(
+                "RollBack", contract.RollBackRequest(name=function), self._seconds(timeout)
+            )
+        return convert.function(response.function)
+
+    async def sleep(self, function: str, *, timeout: float | None = None) -> Function:
+        """Stops the instances above min_instances once what they execute has ended; the next request wakes it."""
+        with about(function):
+            response = await self._transport.unary(
+                "SleepFunction", contract.SleepFunctionRequest(name=function), self._seconds(timeout)
+            )
+        return convert.function(response.function)
+
+    async def wake(self, function: str, *, version: int | None = None, timeout: float | None = None) -> Function:
+        """Starts an instance of a version, None being the active one, where there is none; waits until one is ready."""
+        request = contract.WakeFunctionRequest(name=function, version=str(version) if version is not None else "")
         with about(function):
             response = await self._transport.unary("WakeFunction", request, self._seconds(timeout))
         return convert.function(response.function)
@@ -194,6 +232,7 @@ class AsyncClient:
         function: str = "",
         *,
         service: str = "",
+        instance: str = "",
         trace_id: str = "",
         tail: int = 200,
         follow: bool = False,
@@ -201,10 +240,11 @@ class AsyncClient:
     ) -> AsyncGenerator[str, None]:
         """Log lines, oldest first, at most `tail` (10,000) from the end; with `follow` also those to come.
 
+        `instance` is an id as `describe` shows it: only what that instance said, and what was said of it.
         `follow` ends after `timeout` seconds, a day where none is given.
         """
         request = contract.ReadLogsRequest(
-            function=function, service=service, trace_id=trace_id, tail=tail, follow=follow
+            function=function, service=service, instance=instance, trace_id=trace_id, tail=tail, follow=follow
         )
         timeout_s = FOLLOW_TIMEOUT_S if follow and timeout is None else self._seconds(timeout)
         async with aclosing(self._transport.stream("ReadLogs", request, timeout_s)) as stream:

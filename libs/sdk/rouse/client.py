@@ -67,10 +67,12 @@ class Client:
         objective: Objective | None = None,
         description: str | None = None,
         wake: bool = True,
+        traffic: bool = True,
+        force: bool = False,
         timeout: float = 900.0,
         progress: Callable[[Progress], None] | None = None,
     ) -> Deployment:
-        """Deploys a folder as a new version of a function and waits until it has loaded."""
+        """Deploys a folder as a new version of a function, waits until it has loaded, and gives it the traffic."""
         return finish(
             self._client.deploy(
                 source,
@@ -81,6 +83,8 @@ class Client:
                 objective=objective,
                 description=description,
                 wake=wake,
+                traffic=traffic,
+                force=force,
                 timeout=timeout,
                 progress=progress,
             )
@@ -109,9 +113,21 @@ class Client:
         """Versions, instances, residency, usage and events of a function."""
         return finish(self._client.describe(function, timeout=timeout))
 
-    def wake(self, function: str, *, timeout: float | None = None) -> Function:
-        """Starts an instance where there is none, and waits until one is ready."""
-        return finish(self._client.wake(function, timeout=timeout))
+    def set_traffic(self, function: str, shares: Mapping[int, int], *, timeout: float | None = None) -> Function:
+        """Shares the requests that name no version between versions: percentages by number, 100 in all."""
+        return finish(self._client.set_traffic(function, shares, timeout=timeout))
+
+    def roll_back(self, function: str, *, timeout: float | None = None) -> Function:
+        """Puts the traffic back to what it was before the last deployment or change of it."""
+        return finish(self._client.roll_back(function, timeout=timeout))
+
+    def sleep(self, function: str, *, timeout: float | None = None) -> Function:
+        """Stops the instances above min_instances once what they execute has ended; the next request wakes it."""
+        return finish(self._client.sleep(function, timeout=timeout))
+
+    def wake(self, function: str, *, version: int | None = None, timeout: float | None = None) -> Function:
+        """Starts an instance of a version where there is none, and waits until one is ready."""
+        return finish(self._client.wake(function, version=version, timeout=timeout))
 
     def delete(self, function: str, *, timeout: float | None = None) -> None:
         """Deletes a function with all its versions; returns when every byte is given back."""
@@ -122,6 +138,7 @@ class Client:
         function: str = "",
         *,
         service: str = "",
+        instance: str = "",
         trace_id: str = "",
         tail: int = 200,
         follow: bool = False,
@@ -129,7 +146,7 @@ class Client:
     ) -> Iterator[str]:
         """Log lines, oldest first; with `follow` also those to come."""
         lines = self._client.logs(
-            function, service=service, trace_id=trace_id, tail=tail, follow=follow, timeout=timeout
+            function, service=service, instance=instance, trace_id=trace_id, tail=tail, follow=follow, timeout=timeout
         )
         try:
             while True:

@@ -60,12 +60,17 @@ def version(message: contract.FunctionVersion) -> types.Version:
 
 
 def function(message: contract.FunctionSummary) -> types.Function:
+    traffic = {share.version: share.percent for share in message.traffic}
+    if not traffic and message.HasField("active_version"):
+        traffic = {message.active_version.version: 100}
     return types.Function(
         name=message.name,
         state=contract.FunctionState.Name(message.state).removeprefix("FUNCTION_STATE_"),
         reason=message.reason,
         ready_instances=message.ready_instances,
         version=version(message.active_version) if message.HasField("active_version") else None,
+        tenant=message.tenant,
+        traffic=traffic,
     )
 
 

@@ -1,15 +1,16 @@
-"""From a folder to a version that is ready: hash, upload what is missing, deploy, wake."""
+"""From a folder to a version that serves: hash, upload what is missing, deploy, wake, give it the traffic."""
 
 from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rouse import convert
-from rouse.errors import DeadlineExceeded, FailedPrecondition, PackageError
+from rouse.errors import DeadlineExceeded, FailedPrecondition, PackageError, Unavailable
 from rouse.manifest import check_name
 from rouse.package import Package, PackageFile, hash_files
 from rouse.transport import Transport
@@ -20,6 +21,9 @@ CHUNK_BYTES = 1 << 20
 PARALLEL_UPLOADS = 4
 # A file may leave the mesh between the question what is missing and the deployment: then once more.
 ATTEMPTS = 2
+# Calls that may be repeated without harm, where the mesh is away for a moment or an answer is lost.
+REPEATS = 3
+PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,21 @@ class Overrides:
     resources: Resources | None = None
     objective: Objective | None = None
     description: str | None = None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a deployment does once the files are there.
+
+    Args:
+        wake: the version is woken before it gets traffic.
+        traffic: it gets all of it.
+        force: it is made also where nothing changed.
+    """
+
+    wake: bool = True
+    traffic: bool = True
+    force: bool = False
 
 
 class Deploy:
@@ -52,51 +71,88 @@ class Deploy:
         self._timeout_s = timeout_s
         self._report = _Report(progress)
         self._abandoned = threading.Event()
+        self._deployment_id = uuid.uuid4().hex
 
-    async def run(self, wake: bool) -> Deployment:
-        """Raises RouseError; LOAD_FAILED where the new version does not load."""
+    async def run(self, steps: Steps) -> Deployment:
+        """Raises RouseError; LOAD_FAILED where the new version does not load: it gets no traffic then."""
         files = self._package.files
         started = time.monotonic()
         self._report.begin("hash", self._package.size_bytes)
         digests = await self._transport.work(lambda: hash_files(files, self._report.advance))
         hashed = time.monotonic()
-        version, uploaded = await self._upload_and_deploy(dict(zip(digests, files, strict=True)), digests)
-        deployed = time.monotonic()
-        state = "DEPLOYED"
-        if wake:
-            self._report.begin("wake")
-            request = contract.WakeFunctionRequest(name=self._spec.name)
-            response = await self._transport.unary("WakeFunction", request, self._remaining("load the function"))
-            state = convert.function(response.function).state
+        request = self._request(digests, steps)
+        answer, uploaded = await self._upload_and_deploy(dict(zip(digests, files, strict=True)), request)
+        version, deployed = answer.version, time.monotonic()
+        woken = deployed
+        if steps.wake:
+            await self._wake(version.version)
+            woken = time.monotonic()
+        if steps.wake and steps.traffic:
+            self._report.begin("traffic")
+            share = contract.TrafficShare(version=version.version, percent=100)
+            change = contract.SetTrafficRequest(name=self._spec.name, shares=[share])
+            await self._repeated("SetTraffic", change, "give the version its traffic")
         self._report.begin("done")
         return Deployment(
             function=self._spec.name,
             version=convert.version(version),
-            state=state,
+            state="READY" if steps.wake else "DEPLOYED",
             files=len(files),
             total_bytes=self._package.size_bytes,
             uploaded_bytes=uploaded,
             hash_ms=(hashed - started) * 1000,
             upload_ms=(deployed - hashed) * 1000,
-            wake_ms=(time.monotonic() - deployed) * 1000,
+            wake_ms=(woken - deployed) * 1000,
+            unchanged=answer.unchanged,
         )
 
-    async def _upload_and_deploy(
-        self, blobs: dict[str, PackageFile], digests: list[str]
-    ) -> tuple[contract.FunctionVersion, int]:
-        request = contract.DeployFunctionRequest(spec=self._spec)
+    def _request(self, digests: list[str], steps: Steps) -> contract.DeployFunctionRequest:
+        request = contract.DeployFunctionRequest(
+            spec=self._spec,
+            # What is woken first gets its traffic afterwards.
+            without_traffic=steps.wake or not steps.traffic,
+            deployment_id=self._deployment_id,
+            only_if_changed=not steps.force,
+        )
         for file, digest in zip(self._package.files, digests, strict=True):
             request.files.add(path=file.path, digest=digest, size_bytes=file.size_bytes)
+        return request
+
+    async def _wake(self, version: int) -> None:
+        self._report.begin("wake")
+        request = contract.WakeFunctionRequest(name=self._spec.name, version=str(version))
+        try:
+            await self._repeated("WakeFunction", request, "load the function")
+        except FailedPrecondition as error:
+            if error.reason == "LOAD_FAILED" and version > 1:
+                error.message += f"; version {version} got no traffic, what served before goes on serving"
+            error.metadata.setdefault("version", str(version))
+            raise
+
+    async def _repeated(self, method: str, request: Any, what: str) -> Any:
+        """A call that may be repeated: it is, where the mesh is away for a moment."""
+        for attempt in range(1, REPEATS + 1):
+            try:
+                return await self._transport.unary(method, request, self._remaining(what))
+            except Unavailable as error:
+                if attempt == REPEATS:
+                    raise
+                await self._transport.sleep(error.retry_after_s or PAUSE_S)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _upload_and_deploy(
+        self, blobs: dict[str, PackageFile], request: contract.DeployFunctionRequest
+    ) -> tuple[contract.DeployFunctionResponse, int]:
         for attempt in range(1, ATTEMPTS + 1):
             uploaded = await self._upload_missing(blobs)
             self._report.begin("deploy")
             try:
-                response = await self._transport.unary("DeployFunction", request, self._remaining("deploy"))
+                response = await self._repeated("DeployFunction", request, "deploy")
             except FailedPrecondition as error:
                 if error.reason != "BLOB_MISSING" or attempt == ATTEMPTS:
                     raise
             else:
-                return response.version, uploaded
+                return response, uploaded
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _upload_missing(self, blobs: dict[str, PackageFile]) -> int:

@@ -91,13 +91,18 @@ class Version:
 
 @dataclass(frozen=True)
 class Function:
-    """A function and its active version. `state` is SLEEPING, WAKING, READY, FAILED or DELETING."""
+    """A function and its active version. `state` is SLEEPING, WAKING, READY, FAILED or DELETING.
+
+    `traffic` has the percentages of requests that name no version, by the number of the version.
+    """
 
     name: str
     state: str
     reason: str
     ready_instances: int
     version: Version | None
+    tenant: str = ""
+    traffic: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,8 @@ class Result(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Deployment:
-    """What `deploy` did. `uploaded_bytes` excludes what the mesh had already."""
+    """What `deploy` did. `uploaded_bytes` excludes what the mesh had already; `unchanged` says that the
+    version had been there before, with the same files and settings."""
 
     function: str
     version: Version
@@ -206,11 +212,12 @@ class Deployment:
     hash_ms: float
     upload_ms: float
     wake_ms: float
+    unchanged: bool = False
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A step of `deploy`. `stage` is "hash", "upload", "deploy", "wake" or "done"; bytes in the first two.
+    """A step of `deploy`. `stage` is "hash", "upload", "deploy", "wake", "traffic" or "done"; bytes in the first two.
 
     `deploy` calls the callback from one thread at a time, not always the caller's own.
     """

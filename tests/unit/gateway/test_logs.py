@@ -42,6 +42,17 @@ def test_a_name_at_the_end_or_before_punctuation_is_whole() -> None:
     assert not Filter(function="f").passes("t INFO s trace=- gone function=f.g")
 
 
+def test_lines_of_an_instance_are_its_own_whatever_it_says() -> None:
+    line = "t INFO    executor         trace=- function=f instance=a1 stdout: function=g instance=b2"
+    assert Filter(function="f", instance="a1").passes(line)
+    assert Filter(instance="a1").passes(line)
+    for wanted in (Filter(function="g"), Filter(instance="b2"), Filter(function="f", instance="b2")):
+        assert not wanted.passes(line)
+    of_it = "t WARNING coordinator      trace=- instance failed function=f instance=a1 reason=x"
+    assert Filter(instance="a1").passes(of_it)
+    assert not Filter(instance="a").passes(of_it)
+
+
 @given(st.lists(st.text("abü ", max_size=9), max_size=40), st.integers(1, 50), st.integers(1, 64), st.data())
 def test_the_tail_is_the_end_whatever_the_block_size_and_the_rotation(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], tail: int, block: int, data: st.DataObject

@@ -28,11 +28,15 @@ class FunctionDouble(contract.FunctionServiceServicer):
         self.blobs: dict[str, bytes] = {}
         self.functions: dict[str, list[contract.FunctionVersion]] = {}
         self.deployed: list[contract.DeployFunctionRequest] = []
+        # Numbers of versions by deployment id; percentages by version, by function.
+        self.deployments: dict[str, int] = {}
+        self.traffic: dict[str, dict[int, int]] = {}
         self.uploads: list[list[int]] = []
         self.calls: Counter[str] = Counter()
         self.requests: list[Any] = []
         self.spans: dict[str, list[contract.Span]] = {}
         self.lines: list[str] = []
+        self.instance_state = "READY"
         self.reason = "evicted from gpu0 for bert"
         self.compute: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda inputs: inputs
         self.signature = contract.Signature()
@@ -94,6 +98,14 @@ class FunctionDouble(contract.FunctionServiceServicer):
         if any(file.digest not in self.blobs for file in request.files):
             self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, "a blob is missing", ErrorDetails("BLOB_MISSING"))
         versions = self.functions.setdefault(request.spec.name, [])
+        if request.deployment_id in self.deployments:
+            return contract.DeployFunctionResponse(version=versions[self.deployments[request.deployment_id] - 1])
+        same = versions and request.only_if_changed and self.deployed[-1].files == request.files
+        if same and self.deployed[-1].spec == request.spec:
+            return contract.DeployFunctionResponse(version=versions[-1], unchanged=True)
+        self.deployments[request.deployment_id] = len(versions) + 1
+        if not versions or not request.without_traffic:
+            self.traffic[request.spec.name] = {len(versions) + 1: 100}
         version = contract.FunctionVersion(
             version_id=f"{request.spec.name}-{len(versions) + 1}",
             version=len(versions) + 1,
@@ -111,9 +123,34 @@ class FunctionDouble(contract.FunctionServiceServicer):
         return contract.DeployFunctionResponse(version=version)
 
     def _summary(self, name: str) -> contract.FunctionSummary:
+        shares = self.traffic[name]
         return contract.FunctionSummary(
-            name=name, state=contract.FUNCTION_STATE_READY, active_version=self.functions[name][-1], ready_instances=1
+            name=name,
+            state=contract.FUNCTION_STATE_READY,
+            active_version=self.functions[name][max(shares, key=lambda number: (shares[number], number)) - 1],
+            ready_instances=1,
+            tenant="default",
+            traffic=[contract.TrafficShare(version=v, percent=p) for v, p in shares.items()] if len(shares) > 1 else [],
         )
+
+    def SetTraffic(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._enter("SetTraffic", request, context)
+        self._need(request.name, context)
+        self.traffic[request.name] = {share.version: share.percent for share in request.shares} or {
+            len(self.functions[request.name]): 100
+        }
+        return contract.SetTrafficResponse(function=self._summary(request.name))
+
+    def RollBack(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._enter("RollBack", request, context)
+        self._need(request.name, context)
+        self.traffic[request.name] = {1: 100}
+        return contract.RollBackResponse(function=self._summary(request.name))
+
+    def SleepFunction(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._enter("SleepFunction", request, context)
+        self._need(request.name, context)
+        return contract.SleepFunctionResponse(function=self._summary(request.name))
 
     def WakeFunction(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._enter("WakeFunction", request, context)
@@ -131,7 +168,7 @@ class FunctionDouble(contract.FunctionServiceServicer):
         versions = self._need(request.name, context)
         response = contract.GetFunctionResponse(function=self._summary(request.name), versions=versions)
         last = versions[-1].version_id
-        response.instances.add(instance_id="i-1", version_id=last, node_id="node-1", state="READY")
+        response.instances.add(instance_id="i-1", version_id=last, node_id="node-1", state=self.instance_state)
         response.residency.add(
             version_id=last,
             node_id="node-1",

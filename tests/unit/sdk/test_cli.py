@@ -65,6 +65,39 @@ def test_deploy_flags_reach_the_mesh(cli: Cli, double: Any, folder: Path) -> Non
     assert spec.scaling.idle_timeout.ToMilliseconds() == 12_500, "the rest of rouse.toml stays"
 
 
+def test_deploying_again_says_unchanged(cli: Cli, folder: Path) -> None:
+    cli("deploy", str(folder))
+    assert "version 1 is READY, unchanged" in cli("deploy", str(folder))
+    assert "version 2 is READY; it has no traffic yet" in cli("deploy", str(folder), "--force", "--no-traffic")
+    assert "rouse traffic digits 3=100" in cli("deploy", str(folder), "--force", "--no-traffic")
+
+
+def test_a_deployment_that_does_not_load_shows_the_log(cli: Cli, double: Any, folder: Path) -> None:
+    double.lines = ["2026 ERROR x ValueError: layer 3 instance=i-1"]
+    details = ErrorDetails("LOAD_FAILED", {"function": "digits"})
+    double.fail("WakeFunction", grpc.StatusCode.FAILED_PRECONDITION, "ValueError: layer 3", details)
+    double.instance_state = "FAILED"
+    cli("deploy", str(folder), code=1)
+    assert "2026 ERROR x ValueError" in cli.err
+    assert [r.instance for r in double.requests if hasattr(r, "tail")] == ["i-1"]
+
+
+def test_traffic_and_life(cli: Cli, folder: Path) -> None:
+    for _ in range(2):
+        cli("deploy", str(folder), "--force")
+    assert "100 % to version 2" in cli("traffic", "digits")
+    assert "90 % to version 1, 10 % to version 2" in cli("traffic", "digits", "1=90", "2=10%")
+    assert "1 90 %, 2 10 %" in cli("functions")
+    assert "default" in cli("functions")
+    assert cli.json("traffic", "digits")["traffic"] == {"1": 90, "2": 10}
+    assert "100 % to version 1" in cli("rollback", "digits")
+    assert "100 % to version 2" in cli("traffic", "digits", "--newest")
+    assert "digits READY, 1 ready instance" in cli("sleep", "digits")
+    assert "digits READY" in cli("wake", "digits", "--version", "1")
+    for wrong in (("1:90",), ("1=0",), ("1=101",), ("x=1",), ("1=50", "1=50"), ("1=100", "--newest")):
+        cli("traffic", "digits", *wrong, code=2)
+
+
 def test_flags_may_stand_before_the_command(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--address", address, "--json", "functions"]) == 0
     assert json.loads(capsys.readouterr().out) == {"functions": []}

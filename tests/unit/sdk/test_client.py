@@ -34,7 +34,7 @@ def test_deploy_uploads_in_chunks_and_wakes(client: rouse.Client, double: Any, f
         "function.py", "parts/empty.txt", "rouse.toml", "weights.safetensors",
     ]  # fmt: skip
     stages = list(dict.fromkeys(p.stage for p in seen))
-    assert stages == ["hash", "upload", "deploy", "wake", "done"]
+    assert stages == ["hash", "upload", "deploy", "wake", "traffic", "done"]
     last_upload = [p for p in seen if p.stage == "upload"][-1]
     assert last_upload.done_bytes == last_upload.total_bytes == done.uploaded_bytes
 
@@ -70,6 +70,56 @@ def test_load_error_shows_at_deploy(client: rouse.Client, double: Any, folder: P
     assert caught.value.reason == "LOAD_FAILED"
     assert "rouse logs digits" in caught.value.hint
     assert "digits" in double.functions
+
+
+def test_a_version_that_does_not_load_gets_no_traffic(client: rouse.Client, double: Any, folder: Path) -> None:
+    client.deploy(folder)
+    (folder / "function.py").write_text("raise ValueError")
+    details = ErrorDetails("LOAD_FAILED", {"function": "digits"})
+    double.fail("WakeFunction", grpc.StatusCode.FAILED_PRECONDITION, "ValueError (at function.py:1)", details)
+    with pytest.raises(rouse.FailedPrecondition, match="version 2 got no traffic") as caught:
+        client.deploy(folder)
+    assert caught.value.metadata["version"] == "2"
+    function = client.describe("digits").function
+    assert function.traffic == {1: 100}
+    assert function.version is not None
+    assert function.version.version == 1
+
+
+def test_a_deployment_is_repeated_as_itself(client: rouse.Client, double: Any, folder: Path) -> None:
+    for method in ("DeployFunction", "WakeFunction", "SetTraffic"):
+        double.fail(method, grpc.StatusCode.UNAVAILABLE, "away", ErrorDetails("DATABASE_DOWN", {}, 0.01), times=2)
+    done = client.deploy(folder)
+    assert (done.version.version, done.unchanged) == (1, False)
+    ids = {r.deployment_id for r in double.requests if hasattr(r, "deployment_id")}
+    assert len(ids) == 1
+    assert double.calls["DeployFunction"] == double.calls["SetTraffic"] == 3
+
+
+def test_what_did_not_change_makes_no_version_unless_told_to(client: rouse.Client, folder: Path) -> None:
+    client.deploy(folder)
+    again = client.deploy(folder)
+    assert (again.version.version, again.unchanged, again.uploaded_bytes) == (1, True, 0)
+    forced = client.deploy(folder, force=True)
+    assert (forced.version.version, forced.unchanged) == (2, False)
+    other = client.deploy(folder, description="new words", traffic=False)
+    assert (other.version.version, other.unchanged, other.state) == (3, False, "READY")
+    assert client.describe("digits").function.traffic == {2: 100}
+
+
+def test_traffic_is_set_and_rolled_back(client: rouse.Client, folder: Path) -> None:
+    for _ in range(2):
+        client.deploy(folder, force=True)
+    function = client.set_traffic("digits", {1: 90, 2: 10})
+    assert function.traffic == {1: 90, 2: 10}
+    assert function.version is not None
+    assert (function.version.version, function.tenant) == (1, "default")
+    assert client.roll_back("digits").traffic == {1: 100}
+    assert client.set_traffic("digits", {}).traffic == {2: 100}
+    assert client.sleep("digits").name == "digits"
+    assert client.wake("digits", version=1).name == "digits"
+    with pytest.raises(rouse.NotFound):
+        client.roll_back("nobody")
 
 
 def test_deploy_out_of_time_says_what_for(client: rouse.Client, folder: Path) -> None:

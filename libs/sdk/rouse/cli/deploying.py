@@ -22,7 +22,9 @@ import rouse
 from rouse.cli import text
 from rouse.cli.state import State, common, pass_state
 
-TITLES = {"hash": "hashing", "upload": "uploading", "deploy": "registering", "wake": "loading"}
+# Of the log of an instance that did not load.
+LOG_LINES = 20
+TITLES = {"hash": "hashing", "upload": "uploading", "deploy": "registering", "wake": "loading", "traffic": "switching"}
 
 
 @click.command()
@@ -32,7 +34,15 @@ TITLES = {"hash": "hashing", "upload": "uploading", "deploy": "registering", "wa
 @click.option("--min-instances", type=click.IntRange(0, 1000))
 @click.option("--max-instances", type=click.IntRange(1, 1000))
 @click.option("--idle-timeout", type=click.FloatRange(0.1), metavar="SECONDS", help="Sleeps after so long unused.")
-@click.option("--wake/--no-wake", default=True, help="Wait until it has loaded, so that its errors show here.")
+@click.option(
+    "--wait/--no-wait",
+    "--wake/--no-wake",
+    "wake",
+    default=True,
+    help="Wait until it has loaded, and only then give it the traffic.",
+)
+@click.option("--traffic/--no-traffic", default=True, help="Let requests that name no version reach it.")
+@click.option("--force", is_flag=True, help="Make a new version also where nothing changed.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=900.0, show_default=True, metavar="SECONDS")
 @common
 @pass_state
@@ -45,27 +55,43 @@ def deploy(
     max_instances: int | None,
     idle_timeout: float | None,
     wake: bool,
+    traffic: bool,
+    force: bool,
     timeout: float,
 ) -> None:
-    """Deploy FOLDER as a new version of a function: one with a rouse.toml, or a Hugging Face directory."""
+    """Deploy FOLDER as a new version of a function: one with a rouse.toml, or a Hugging Face directory.
+
+    The new version gets the traffic once it has loaded; where it does not load, what served before goes on.
+    """
     given = dict(_option(text) for text in options)
     package = rouse.read_package(folder)
-    with state.client() as client, _progress(state) as progress:
-        done = client.deploy(
-            package,
-            name,
-            options=given,
-            scaling=_scaling(package, min_instances, max_instances, idle_timeout),
-            wake=wake,
-            timeout=timeout,
-            progress=progress,
-        )
+    with state.client() as client:
+        try:
+            with _progress(state) as progress:
+                done = client.deploy(
+                    package,
+                    name,
+                    options=given,
+                    scaling=_scaling(package, min_instances, max_instances, idle_timeout),
+                    wake=wake,
+                    traffic=traffic,
+                    force=force,
+                    timeout=timeout,
+                    progress=progress,
+                )
+        except rouse.FailedPrecondition as error:
+            if error.reason == "LOAD_FAILED" and not state.json:
+                _show_log(state, client, error)
+            raise
     if state.json:
         state.emit(done)
         return
     function = escape(done.function)
+    unchanged = ", unchanged" if done.unchanged else ""
+    aside = "" if traffic else "; it has no traffic yet"
     state.say(
-        f"[bold green]✓[/bold green] [bold]{function}[/bold] version {done.version.version} is {text.state(done.state)}"
+        f"[bold green]✓[/bold green] [bold]{function}[/bold] version {done.version.version} is "
+        f"{text.state(done.state)}{unchanged}{aside}"
     )
     loaded = f", loaded in {text.milliseconds(done.wake_ms)}" if wake else ""
     state.say(
@@ -73,7 +99,26 @@ def deploy(
         f"weights {text.size(done.version.weights_bytes)}; hashed in {text.milliseconds(done.hash_ms)}, "
         f"sent in {text.milliseconds(done.upload_ms)}{loaded}"
     )
-    state.say(f"  [dim]call it: rouse infer {function} --random[/dim]")
+    if traffic:
+        state.say(f"  [dim]call it: rouse infer {function} --random[/dim]")
+    else:
+        number = done.version.version
+        state.say(f"  [dim]let requests reach it: rouse traffic {function} {number}=100[/dim]")
+
+
+def _show_log(state: State, client: rouse.Client, failure: rouse.RouseError) -> None:
+    """The end of what the instance said that did not load; nothing where there is no log to read."""
+    function, number = failure.metadata.get("function", ""), failure.metadata.get("version", "")
+    try:
+        found = client.describe(function)
+        ids = {version.version_id for version in found.versions if str(version.version) == number}
+        failed = [i for i in found.instances if i.version_id in ids and i.state == "FAILED"]
+        lines = list(client.logs(function, instance=failed[-1].instance_id, tail=LOG_LINES)) if failed else []
+    except rouse.RouseError as error:
+        state.err.print(f"the log could not be read: {error}", markup=False, soft_wrap=True)
+        return
+    for line in lines:
+        state.err.print(line.replace("\\n", "\n    "), markup=False, soft_wrap=True)
 
 
 def _option(text: str) -> tuple[str, str]:

@@ -25,13 +25,14 @@ def functions(state: State) -> None:
     if not found:
         state.say("no functions yet; deploy one with `rouse deploy FOLDER`")
         return
-    table = text.table("!function", "!state", ">version", ">weights", ">instances", "takes", "reason")
+    table = text.table("!function", "!state", "!traffic", "!tenant", ">weights", ">instances", "takes", "reason")
     for function in found:
         version = function.version
         table.add_row(
             escape(function.name),
             text.state(function.state),
-            str(version.version) if version else "",
+            text.traffic(function.traffic),
+            escape(function.tenant),
             text.size(version.weights_bytes) if version else "",
             str(function.ready_instances),
             "\n".join(text.tensor(spec) for spec in version.inputs) if version else "",
@@ -109,10 +110,13 @@ def _kinds(version: rouse.Version) -> tuple[tuple[str, bool], ...]:
 
 def _tables(state: State, found: rouse.Description) -> None:
     numbers = {version.version_id: str(version.version) for version in found.versions}
-    versions = text.table("version", "format", ">weights", ">artefact", "deployed", "digest", title="versions")
+    versions = text.table(
+        "version", ">traffic", "format", ">weights", ">artefact", "deployed", "digest", title="versions"
+    )
     for version in found.versions:
         versions.add_row(
             str(version.version),
+            f"{share} %" if (share := found.function.traffic.get(version.version)) else "",
             version.format,
             text.size(version.weights_bytes),
             text.size(version.artefact_bytes),

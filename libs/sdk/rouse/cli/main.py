@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 import rouse
-from rouse.cli import calling, deploying, failures, functions, mesh, watching
+from rouse.cli import calling, deploying, failures, functions, life, mesh, watching
 from rouse.cli.state import State, common
 
 
@@ -29,6 +29,10 @@ for command in (
     deploying.deploy,
     functions.functions,
     functions.describe,
+    life.traffic,
+    life.rollback,
+    life.sleep,
+    life.wake,
     calling.infer,
     watching.logs,
     watching.trace,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from rich import box
@@ -76,6 +77,13 @@ def ago(at: datetime | None) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+def traffic(shares: Mapping[int, int]) -> str:
+    """As `3`, or `1 90 %, 2 10 %` where versions share the requests."""
+    if len(shares) == 1:
+        return str(next(iter(shares)))
+    return ", ".join(f"{version} {percent} %" for version, percent in sorted(shares.items()))
 
 
 def tensor(spec: rouse.TensorSpec) -> str:

@@ -19,15 +19,17 @@ LEVEL = re.compile(r"^\S+ ([A-Z]+) ")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing lines as they come; Ctrl-C ends it.")
 @click.option("--tail", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Lines from the end.")
 @click.option("--service", default="", help="Only lines of this service, as gateway.")
+@click.option("--instance", default="", metavar="ID", help="Only lines of this instance, as `rouse describe` names it.")
 @click.option("--trace", "trace_id", default="", metavar="ID", help="Only lines of this trace.")
 @common
 @pass_state
-def logs(state: State, name: str, follow: bool, tail: int, service: str, trace_id: str) -> None:
+def logs(state: State, name: str, follow: bool, tail: int, service: str, instance: str, trace_id: str) -> None:
     """Log lines of the function NAME, or of everything; oldest first."""
     with state.client() as client:
         lines = client.logs(
             name,
             service=service,
+            instance=instance,
             trace_id=trace_id,
             tail=tail,
             follow=follow,

@@ -13,6 +13,8 @@ from pathlib import Path
 from rouse_common.errors import FailedPrecondition
 
 FILE = "rouse.log"
+# The service's name in lines of instances (rouse_runtime.output).
+EXECUTOR = "executor"
 DEFAULT_TAIL, MAX_TAIL = 200, 10_000
 BLOCK = 256 << 10
 # What is searched for the last matching lines, from the end backwards.
@@ -31,21 +33,30 @@ class Filter:
         function: lines with the word function=NAME.
         service: lines whose third column is it (rouse_common.logs.LineFormatter).
         trace_id: lines with the word trace=ID.
+        instance: lines with the word instance=ID: what it said, and what was said of it.
     """
 
     function: str = ""
     service: str = ""
     trace_id: str = ""
+    instance: str = ""
 
     def passes(self, line: str) -> bool:
         if self.trace_id and f"trace={self.trace_id}" not in line.split():
             return False
         if self.service and line.split(None, 3)[2:3] != [self.service]:
             return False
-        return not self.function or self._names_function(line)
+        return (not self.function or _names(line, "function", self.function)) and (
+            not self.instance or _names(line, "instance", self.instance)
+        )
 
-    def _names_function(self, line: str) -> bool:
-        return re.search(rf"(?<!\S)function={re.escape(self.function)}(?=[\s,;:|)]|$)", line) is not None
+
+def _names(line: str, word: str, name: str) -> bool:
+    columns = line.split(None, 6)
+    if columns[2:3] == [EXECUTOR]:
+        # What an instance says stands behind its two tags: it cannot speak for others by naming them.
+        return f"{word}={name}" in columns[4:6]
+    return re.search(rf"(?<!\S){word}={re.escape(name)}(?=[\s,;:|)]|$)", line) is not None
 
 
 class Logs:

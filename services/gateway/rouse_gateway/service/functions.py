@@ -202,7 +202,7 @@ class FunctionService(functions.FunctionServiceServicer):
     async def ReadLogs(
         self, request: functions.ReadLogsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[functions.ReadLogsResponse]:
-        wanted = Filter(request.function, request.service, request.trace_id.lower())
+        wanted = Filter(request.function, request.service, request.trace_id.lower(), request.instance)
         async for lines in self._near.logs.read(wanted, request.tail, request.follow, self._near.stopping):
             yield functions.ReadLogsResponse(lines=lines)
 
