@@ -25,6 +25,7 @@ from rouse_common.errors import (
     Unavailable,
 )
 from rouse_contracts import device, node
+from rouse_contracts.links import INFER
 from rouse_node_router.adapters import devices as devices_module
 from rouse_node_router.app import NodeRouter
 from rouse_node_router.config import NodeRouterConfig
@@ -96,7 +97,7 @@ async def test_leases_of_earlier_lives_are_freed_before_it_serves(tmp_path: Path
     devices = DeviceDouble()
     address = await devices.start()
     await devices.stop()
-    config = NodeRouterConfig(node_id="node0", gpu_server=address, redis=redis_url)
+    config = NodeRouterConfig(node_id="node0", gpu_server=address, gpu_server_link=devices.link, redis=redis_url)
     incarnations = set()
     for life in range(2):
         async with running(NodeRouter(config)) as service:
@@ -279,19 +280,21 @@ async def test_what_gpu_server_refuses_reaches_the_caller(start: Start) -> None:
     assert (refused.value.reason, refused.value.retry_after_s) == ("DEVICE_WAIT_FULL", 0.7)
 
 
-async def test_a_request_needs_a_deadline_and_its_names(start: Start) -> None:
+async def test_a_request_needs_its_names_and_the_link(start: Start) -> None:
     mesh = await start()
+    with pytest.raises(InvalidArgument, match="that is no"):
+        await mesh.links.call(mesh.link, INFER.encode(), [b"\xff"], 5)
+    over_grpc = mesh.stub.Infer(node.InferRequest(function="f", version_id="v1", request_id="r"), timeout=5)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await mesh.stub.Infer(node.InferRequest(function="f", version_id="v1", request_id="r"))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await over_grpc.read()
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     with pytest.raises(InvalidArgument, match="version_id"):
         await mesh.infer("r", version_id="")
 
 
-async def accepts(address: str) -> bool:
-    host, _, port = address.rpartition(":")
+async def accepts(path: str) -> bool:
     try:
-        _, writer = await asyncio.open_connection(host, int(port))
+        _, writer = await asyncio.open_unix_connection(path)
     except OSError:
         return False
     writer.close()
@@ -306,7 +309,7 @@ async def test_a_stop_finishes_what_runs_and_sends_the_last_usage(start: Start) 
     await behaviour.started.get()
     stopped = mesh.service.stop()
     async with asyncio.timeout(10):
-        while await accepts(mesh.address):
+        while await accepts(mesh.link.removeprefix("unix:")):
             pass
     behaviour.go.set()
     assert (await running_one).outputs == b"late"

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from rouse_common.errors import FailedPrecondition, Internal, InvalidArgument, RouseError
-from rouse_common.rpc import call
 from rouse_contracts import device
 from rouse_contracts.functions import Tensor, TensorBatch
 from rouse_testkit import models
@@ -210,7 +209,7 @@ async def test_inputs_that_contradict_themselves_are_refused(tmp_path: Path) -> 
         ):
             request = device.ExecuteRequest(lease_id="any", request_id="r", inputs=data)
             with pytest.raises(InvalidArgument) as caught:
-                await call(instance.executor.Execute, request, timeout_s=30)
+                await instance.execute(request)
             assert caught.value.reason == "BAD_TENSOR"
         assert (await instance.infer(ONE))["y"].tolist() == [1]
 

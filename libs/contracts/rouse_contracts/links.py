@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-INFER = "rouse.node.v1.NodeService/Infer"
-ACQUIRE = "rouse.device.v1.DeviceService/Acquire"
-RELEASE = "rouse.device.v1.DeviceService/Release"
-EXECUTE = "rouse.device.v1.ExecutorService/Execute"
+INFER = "/rouse.node.v1.NodeService/Infer"
+ACQUIRE = "/rouse.device.v1.DeviceService/Acquire"
+RELEASE = "/rouse.device.v1.DeviceService/Release"
+EXECUTE = "/rouse.device.v1.ExecutorService/Execute"
 
 # What the path of an instance's link has more than that of its gRPC server.
 LINK_SUFFIX = ".link"

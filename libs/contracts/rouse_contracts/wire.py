@@ -94,8 +94,8 @@ def split_bytes(buffer: Buffer, number: int) -> tuple[bytes, Buffer]:
     return bytes(rest), values[-1] if values else b""
 
 
-def join(rest: bytes, number: int, value: Buffer) -> bytes:
-    """The serialised message `rest` with `value` as its bytes field `number`."""
+def joined(rest: bytes, number: int, value: Buffer) -> list[Buffer]:
+    """Parts which joined are the serialised message `rest` with `value` as its bytes field `number`."""
     if not len(value):
-        return rest
-    return b"".join((rest, varint(number << 3 | LENGTH_DELIMITED), varint(len(value)), value))
+        return [rest]
+    return [rest + varint(number << 3 | LENGTH_DELIMITED) + varint(len(value)), value]

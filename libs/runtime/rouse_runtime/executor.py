@@ -79,6 +79,11 @@ class Executor:
         self._running: Job | None = None
         self._idle = asyncio.Event()
 
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request has any number of responses."""
+        return self._version.spec.decoupled
+
     async def attach(self, attachment: Attachment, size_bytes: int) -> None:
         """Maps a device's copy of the weights. The same attachment again succeeds.
 
@@ -157,7 +162,7 @@ class Executor:
         device, threads = self._admit(lease_id)
         request = Request(request_id, options, left_s)
         job = Job(request, inputs, list(wanted), rows, left_s, device, threads)
-        if self._version.spec.decoupled:
+        if self.decoupled:
             job.stream()
         self._running = job
         context = contextvars.copy_context()
@@ -185,7 +190,7 @@ class Executor:
     def _stop(self, job: Job) -> None:
         """Ends what nobody waits for. Code that may notice by itself, at a `yield` or by looking, has a moment."""
         job.cancel()
-        patient = self._version.spec.decoupled or self._handler.takes_request
+        patient = self.decoupled or self._handler.takes_request
         job.loop.call_later(NOTICE_S if patient else 0.0, self._press, job)
 
     def _press(self, job: Job) -> None:

@@ -18,17 +18,19 @@ from pathlib import Path
 
 from rouse_common import telemetry
 from rouse_common.config import ConfigError
-from rouse_common.lifecycle import die_with_parent
+from rouse_common.lifecycle import die_with_parent, loop_factory
+from rouse_common.link import LinkServer
 from rouse_common.rpc import Channels, RpcServer, call
 from rouse_contracts import coordination, device
 from rouse_contracts.functions import ArtefactFormat
+from rouse_contracts.links import executor_link
 from rouse_runtime import output
 from rouse_runtime.config import InstanceConfig, read
 from rouse_runtime.executor import Executor
 from rouse_runtime.failures import LoadError, describe
 from rouse_runtime.handlers import Handler, Source, load_handler
 from rouse_runtime.limits import limit_memory
-from rouse_runtime.service import ExecutorServicer
+from rouse_runtime.service import ExecuteLink, ExecutorServicer
 from rouse_runtime.watchdog import Watchdog
 from rouse_runtime.weights import WeightsRange
 from rouse_runtime.worker import Worker
@@ -64,7 +66,8 @@ def main() -> int:
             stream.finish()
 
     try:
-        code = asyncio.run(Instance(config, finish_output).run())
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            code = runner.run(Instance(config, finish_output).run())
     except Exception as error:
         LOG.error("instance failed: %s", error, exc_info=error)
         code = 1
@@ -110,7 +113,8 @@ class Instance:
             stopped.cancel()
             return await running
         finally:
-            self._socket.unlink(missing_ok=True)
+            for socket in (self._socket, Path(executor_link(str(self._socket)))):
+                socket.unlink(missing_ok=True)
             await channels.close()
 
     async def _serve(self, stub: coordination.InstanceServiceStub, stopping: asyncio.Event) -> int:
@@ -128,12 +132,17 @@ class Instance:
         executor = self._executor(result)
         server = RpcServer(f"unix:{self._socket}", max_message_bytes=self._max_bytes)
         server.add(device.add_ExecutorServiceServicer_to_server, ExecutorServicer(executor), device.DESCRIPTOR)
+        link = LinkServer(executor_link(f"unix:{self._socket}"), max_message_bytes=self._max_bytes)
+        ExecuteLink(executor).add_to(link)
+        await link.start()
         await server.start()
         self._serving = True
         await server.set_serving(True)
         await self._report(stub, load_ms=load_ms)
         LOG.info("loaded version=%s load_ms=%.0f", assignment.version.version_id, load_ms)
         await stopping.wait()
+        await server.set_serving(False)
+        await link.stop(self._config.drain_s)
         await server.stop(self._config.drain_s)
         return 0
 

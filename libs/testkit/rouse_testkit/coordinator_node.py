@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from rouse_common.link import Links
 from rouse_common.rpc import Channels, call
 from rouse_contracts import arrays, coordination, device
 from rouse_contracts.functions import TensorBatch
+from rouse_contracts.links import EXECUTE, executor_link
 from rouse_testkit import models
 from rouse_testkit.artefacts import Staged, stage
 from rouse_testkit.doubles_coordination import ClusterDouble, GpuServerDouble, NodeRouterDouble
+from rouse_testkit.links import ask
 
 TIMEOUT_S = 60.0
 SECRETS = {"ROUSE_SECRET": "s3cret", "DATABASE_URL": "postgresql://u:s3cret@db/x", "AWS_SECRET_ACCESS_KEY": "s3cret"}
@@ -122,15 +125,14 @@ async def attach(address: str, staged: Staged) -> None:
 
 
 async def execute(address: str, x: list[float], timeout_s: float = TIMEOUT_S) -> list[float]:
-    channels = Channels(64 << 20)
+    links = Links(64 << 20)
     try:
-        stub = device.ExecutorServiceStub(channels.get(address))
         batch = arrays.to_batch({"x": np.array(x, dtype=np.float32)})
         request = device.ExecuteRequest(lease_id="any/1", request_id="r", inputs=batch.SerializeToString())
-        answer = await call(stub.Execute, request, timeout_s=timeout_s)
+        answer = await ask(links, executor_link(address), EXECUTE, request, device.ExecuteResponse, timeout_s)
         return list(arrays.from_batch(TensorBatch.FromString(answer.outputs))["y"])
     finally:
-        await channels.close()
+        await links.close()
 
 
 def left_in(folder: Path, part: str = "") -> list[str]:

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-
 from rouse_bus import Bus, subjects
 from rouse_common.errors import FailedPrecondition, InvalidArgument, NotFound, RouseError
+from rouse_common.link import Incoming
 from rouse_common.rpc import RpcServer
 from rouse_contracts import cluster, functions, node, repository, scaling
+from rouse_contracts.links import INFER
+from rouse_testkit.links import Linked, answered
 
 MAX_MESSAGE_BYTES = 64 << 20
 FP32_IDENTITY = functions.Signature(
@@ -25,7 +26,8 @@ FP32_IDENTITY = functions.Signature(
     outputs=[functions.TensorSpec(name="y", datatype="FP32", shape=[-1])],
 )
 
-Execute = Callable[[node.InferRequest], Awaitable[node.InferResponse]]
+# A coroutine with the one response, or an async generator of several.
+Execute = Callable[[node.InferRequest], Any]
 
 
 class Served:
@@ -60,8 +62,8 @@ async def echo(request: node.InferRequest) -> node.InferResponse:
     )
 
 
-class NodeDouble(node.NodeServiceServicer):
-    """A node-router. `behaviour` says what Infer does; replace it at any time."""
+class NodeDouble:
+    """A node-router's link. `behaviour` says what Infer does, also as a generator; replace it at any time."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -71,14 +73,15 @@ class NodeDouble(node.NodeServiceServicer):
         self.cancelled = 0
         self.queues: list[node.QueueSummary] = []
         self.arrived = asyncio.Event()
-        self.served = Served(node.add_NodeServiceServicer_to_server, self, node.DESCRIPTOR)
+        self.served = Linked()
+        self.served.add(INFER, node.InferRequest, self._infer)
 
-    async def Infer(self, request: node.InferRequest, context: grpc.aio.ServicerContext) -> node.InferResponse:
+    async def _infer(self, request: node.InferRequest, call: Incoming) -> node.InferResponse | None:
         self.requests.append(request)
-        self.timeouts_s.append(context.time_remaining())
+        self.timeouts_s.append(call.remaining_s)
         self.arrived.set()
         try:
-            return await self.behaviour(request)
+            return await answered(self.behaviour(request), call)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -216,7 +219,7 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
                 route.instances.add(instance_id=f"{version_id}-i{number}", version_id=version_id, node_id=node_id)
         for node_id, double in self.nodes.items():
             row = table.nodes.add(
-                node_id=node_id, router_address=double.served.address, queued_requests=self.queued.get(node_id, 0)
+                node_id=node_id, link_address=double.served.address, queued_requests=self.queued.get(node_id, 0)
             )
             for (version_id, where), state in self.residency.items():
                 if where == node_id:

@@ -15,10 +15,13 @@ import grpc
 import numpy as np
 
 from rouse_common.errors import PermissionDenied
+from rouse_common.link import Links
 from rouse_common.rpc import Channels, RpcServer, call
 from rouse_contracts import arrays, coordination, device
 from rouse_contracts.functions import TensorBatch
+from rouse_contracts.links import EXECUTE, executor_link
 from rouse_testkit.artefacts import Staged
+from rouse_testkit.links import ask
 
 MAX_MESSAGE_BYTES = 64 << 20
 CALL_TIMEOUT_S = 60.0
@@ -66,7 +69,7 @@ class RunningInstance:
         self.lines: list[str] = []
         self._printed = asyncio.Condition()
         self._environment = environment
-        self._channels = Channels(MAX_MESSAGE_BYTES)
+        self._channels, self.links = Channels(MAX_MESSAGE_BYTES), Links(MAX_MESSAGE_BYTES)
 
     async def __aenter__(self) -> RunningInstance:
         coordinator = CoordinatorDouble(self.staged)
@@ -123,6 +126,7 @@ class RunningInstance:
             self.process.kill()
             raise
         finally:
+            await self.links.close()
             await self._channels.close()
             await self._server.stop(0)
 
@@ -141,6 +145,12 @@ class RunningInstance:
     async def detach(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
         await call(self.executor.Detach, device.DetachRequest(), timeout_s=timeout_s)
 
+    async def execute(
+        self, request: device.ExecuteRequest, timeout_s: float = CALL_TIMEOUT_S
+    ) -> device.ExecuteResponse:
+        """One Execute as it is. Raises RouseError."""
+        return await ask(self.links, executor_link(self.address), EXECUTE, request, device.ExecuteResponse, timeout_s)
+
     async def infer(
         self,
         inputs: dict[str, np.ndarray],
@@ -156,5 +166,5 @@ class RunningInstance:
             inputs=arrays.to_batch(inputs).SerializeToString(),
             output_names=outputs or [],
         )
-        answer = await call(self.executor.Execute, request, timeout_s=timeout_s)
+        answer = await self.execute(request, timeout_s)
         return arrays.from_batch(TensorBatch.FromString(answer.outputs))

@@ -1,4 +1,4 @@
-"""In-process doubles of a node's gpu-server and executors: real gRPC servers with the contracts' behaviour.
+"""In-process doubles of a node's gpu-server and executors: real servers with the contracts' behaviour.
 
 The device double grants each executor to one request at a time and checks, as it goes, what a router must
 keep: a lease is given back once it is not used any more, and nothing is executed without one.
@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
 
 from rouse_common.errors import FailedPrecondition, RouseError, Unavailable
+from rouse_common.link import Incoming
 from rouse_common.rpc import RpcServer
 from rouse_contracts import device as contract
+from rouse_contracts.links import ACQUIRE, EXECUTE, RELEASE, executor_link
+from rouse_testkit.links import Linked, answered
 
 MAX_MESSAGE_BYTES = 64 << 20
-Behaviour = Callable[[contract.ExecuteRequest], Awaitable[contract.ExecuteResponse]]
+Behaviour = Callable[
+    [contract.ExecuteRequest], Awaitable[contract.ExecuteResponse] | AsyncIterator[contract.ExecuteResponse]
+]
 
 
 async def echo(request: contract.ExecuteRequest) -> contract.ExecuteResponse:
@@ -27,8 +32,8 @@ async def echo(request: contract.ExecuteRequest) -> contract.ExecuteResponse:
     return contract.ExecuteResponse(outputs=request.inputs, device_ms=1.0)
 
 
-class ExecutorDouble(contract.ExecutorServiceServicer):
-    """An executor at a Unix socket. `behaviour` says what Execute does; replace it at any time."""
+class ExecutorDouble:
+    """An executor's link. `behaviour` says what Execute does, also as a generator; replace it at any time."""
 
     def __init__(self, socket: Path) -> None:
         self.address = f"unix:{socket}"
@@ -39,23 +44,17 @@ class ExecutorDouble(contract.ExecutorServiceServicer):
         self.active = 0
         self.idle = asyncio.Event()
         self.idle.set()
-        self._server: RpcServer | None = None
+        self._link = Linked(executor_link(self.address))
+        self._link.add(EXECUTE, contract.ExecuteRequest, self._execute)
 
     async def start(self) -> None:
-        self._server = RpcServer(self.address, max_message_bytes=MAX_MESSAGE_BYTES)
-        self._server.add(contract.add_ExecutorServiceServicer_to_server, self, contract.DESCRIPTOR)
-        await self._server.start()
-        await self._server.set_serving(True)
+        await self._link.start()
 
     async def kill(self) -> None:
         """Goes away at once, with whatever it executes."""
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(0)
+        await self._link.kill()
 
-    async def Execute(
-        self, request: contract.ExecuteRequest, context: grpc.aio.ServicerContext
-    ) -> contract.ExecuteResponse:
+    async def _execute(self, request: contract.ExecuteRequest, call: Incoming) -> contract.ExecuteResponse | None:
         if request.lease_id not in self.leases:
             raise FailedPrecondition("STALE_LEASE", f"lease {request.lease_id} is not of the present attachment")
         self.active += 1
@@ -63,7 +62,7 @@ class ExecutorDouble(contract.ExecutorServiceServicer):
         assert self.active == 1, "two requests execute at once on one executor"
         try:
             self.executed[request.request_id] += 1
-            return await self.behaviour(request)
+            return await answered(self.behaviour(request), call)
         except asyncio.CancelledError:
             self.cancelled[request.request_id] += 1
             raise
@@ -95,6 +94,9 @@ class DeviceDouble(contract.DeviceServiceServicer):
         self._waiting: dict[str, deque[str]] = {}
         self._numbers = itertools.count(1)
         self._server: RpcServer | None = None
+        self._link = Linked()
+        self._link.add(ACQUIRE, contract.AcquireRequest, self._acquire)
+        self._link.add(RELEASE, contract.ReleaseRequest, self._release)
 
     async def start(self) -> str:
         """Serves; at the same address when it is started again, and then knows no lease any more."""
@@ -105,9 +107,16 @@ class DeviceDouble(contract.DeviceServiceServicer):
         await self._server.start()
         await self._server.set_serving(True)
         self.address = self._server.address
+        await self._link.start()
         return self.address
 
+    @property
+    def link(self) -> str:
+        """Address of the link, once started."""
+        return self._link.address
+
     async def stop(self) -> None:
+        await self._link.kill()
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(0)
@@ -121,9 +130,7 @@ class DeviceDouble(contract.DeviceServiceServicer):
     def waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    async def Acquire(
-        self, request: contract.AcquireRequest, context: grpc.aio.ServicerContext
-    ) -> contract.AcquireResponse:
+    async def _acquire(self, request: contract.AcquireRequest, call: Incoming) -> contract.AcquireResponse:
         if self.refusals:
             raise self.refusals.popleft()
         queue = self._waiting.setdefault(request.version_id, deque())
@@ -155,9 +162,7 @@ class DeviceDouble(contract.DeviceServiceServicer):
             swap_ms=2.0 if self.swapped_in else 0.0,
         )
 
-    async def Release(
-        self, request: contract.ReleaseRequest, context: grpc.aio.ServicerContext
-    ) -> contract.ReleaseResponse:
+    async def _release(self, request: contract.ReleaseRequest, call: Incoming) -> contract.ReleaseResponse:
         lease_id = request.lease_id or self._granted_to.get(request.acquire_id, "")
         if request.abandoned and lease_id in self.held:
             executor = self.held[lease_id]

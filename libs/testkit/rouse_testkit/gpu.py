@@ -20,9 +20,12 @@ from pathlib import Path
 import grpc
 
 from rouse_common.errors import FailedPrecondition, Internal, NotFound, RouseError
+from rouse_common.link import Incoming
 from rouse_common.rpc import RpcServer, remaining_s
 from rouse_contracts import coordination, device, repository
 from rouse_contracts.functions import ArtefactFile, FunctionSpec, FunctionVersion, Resources
+from rouse_contracts.links import EXECUTE, executor_link
+from rouse_testkit.links import Linked
 
 MAX_MESSAGE_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
@@ -132,6 +135,8 @@ class MappingExecutor(_Server, device.ExecutorServiceServicer):
         self.calls: Counter[str] = Counter()
         self.active = 0
         self._idle = asyncio.Condition()
+        self._link = Linked(executor_link(self.address))
+        self._link.add(EXECUTE, device.ExecuteRequest, self._execute)
         self._process = subprocess.Popen(["sleep", "600"])
         self.message = device.Executor(
             instance_id=instance_id, version=model.version, address=self.address, pid=self._process.pid
@@ -139,11 +144,13 @@ class MappingExecutor(_Server, device.ExecutorServiceServicer):
 
     async def start(self) -> None:
         await self._serve(device.add_ExecutorServiceServicer_to_server, device.DESCRIPTOR)
+        await self._link.start()
 
     async def die(self) -> None:
         """The process ends: its connections break, its mappings are gone."""
         self._process.kill()
         self._process.wait()
+        await self._link.kill()
         await self.stop()
         self._unmap()
 
@@ -183,9 +190,7 @@ class MappingExecutor(_Server, device.ExecutorServiceServicer):
         self._unmap()
         return device.DetachResponse()
 
-    async def Execute(
-        self, request: device.ExecuteRequest, context: grpc.aio.ServicerContext
-    ) -> device.ExecuteResponse:
+    async def _execute(self, request: device.ExecuteRequest, call: Incoming) -> device.ExecuteResponse:
         self.calls["Execute"] += 1
         if self.attachment is None or not request.lease_id.startswith(f"{self.attachment.lease_id}/"):
             raise FailedPrecondition("STALE_LEASE", "not a lease of the present attachment")

@@ -11,9 +11,12 @@ from typing import Any
 import grpc
 
 from rouse_common.lifecycle import App
+from rouse_common.link import Links
 from rouse_common.rpc import Channels, RpcServer, call
 from rouse_contracts import cluster, device, node
+from rouse_contracts.links import INFER
 from rouse_testkit.doubles_node import MAX_MESSAGE_BYTES, DeviceDouble, ExecutorDouble
+from rouse_testkit.links import ask
 from rouse_testkit.running import Running, running
 
 
@@ -60,10 +63,11 @@ class RouterNode:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.devices, self.usage = DeviceDouble(), UsageDouble()
-        self.channels = Channels(MAX_MESSAGE_BYTES)
+        self.channels, self.links = Channels(MAX_MESSAGE_BYTES), Links(MAX_MESSAGE_BYTES)
         self.service: Running
         self.stub: node.NodeServiceStub
         self.address = ""
+        self.link = f"unix:{folder}/router.link"
 
     async def add_executor(self, version_id: str = "v1") -> ExecutorDouble:
         number = sum(map(len, self.devices.executors.values()))
@@ -84,8 +88,7 @@ class RouterNode:
             output_names=["y"],
             queue_capacity=capacity,
         )
-        answer: node.InferResponse = await call(self.stub.Infer, request, timeout_s=timeout_s)
-        return answer
+        return await ask(self.links, self.link, INFER, request, node.InferResponse, timeout_s)
 
     async def row(self) -> node.QueueSummary:
         described = await call(self.stub.DescribeQueues, node.DescribeQueuesRequest(), timeout_s=5)
@@ -125,13 +128,17 @@ async def router_node(
     """Runs the router that `make` makes of its settings, between its neighbours."""
     made = RouterNode(folder)
     gpu_server, cluster_manager = await made.devices.start(), await made.usage.start()
-    app = make(node_id="node0", gpu_server=gpu_server, cluster_manager=cluster_manager, redis=redis_url, **options)
+    app = make(
+        node_id="node0", link_listen=made.link, gpu_server=gpu_server, gpu_server_link=made.devices.link,
+        cluster_manager=cluster_manager, redis=redis_url, **options,
+    )  # fmt: skip
     async with running(app) as made.service:
         made.address = await made.service.ready()
         made.stub = node.NodeServiceStub(made.channels.get(made.address))
         try:
             yield made
         finally:
+            await made.links.close()
             await made.channels.close()
     for executors in made.devices.executors.values():
         for executor in executors:

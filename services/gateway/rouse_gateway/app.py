@@ -12,6 +12,7 @@ from rouse_cache import Windows
 from rouse_common import sampling
 from rouse_common.clock import SystemClock
 from rouse_common.errors import RouseError
+from rouse_common.link import Links
 from rouse_common.rpc import Channels, RpcServer
 from rouse_contracts import functions, inference
 from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
@@ -55,14 +56,16 @@ class GatewayApp:
 
     async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
         """Serves until `stopping` is set, then drains. See rouse_common.lifecycle.App."""
-        channels = Channels(self._max_message_bytes, self._config.tls)
+        tls = self._config.tls
+        channels = Channels(self._max_message_bytes, tls)
+        links = Links(self._max_message_bytes, tls.client_context() if tls is not None else None)
         bus = Bus.open(self._config.nats, "gateway")
         windows = Windows.connect(self._config.redis)
         regions = Regions(self._config.max_shared_memory_regions, self._max_message_bytes)
         logs = LogSettings(logging.getLogger())
         try:
             async with asyncio.TaskGroup() as tasks:
-                background = await self._serve(tasks, channels, bus, windows, regions, logs, ready, stopping)
+                background = await self._serve(tasks, channels, links, bus, windows, regions, logs, ready, stopping)
                 for task in background:
                     task.cancel()
         finally:
@@ -71,12 +74,14 @@ class GatewayApp:
             await _flush(windows)
             await windows.close()
             await bus.close()
+            await links.close()
             await channels.close()
 
     async def _serve(
         self,
         tasks: asyncio.TaskGroup,
         channels: Channels,
+        links: Links,
         bus: Bus,
         windows: Windows,
         regions: Regions,
@@ -87,7 +92,7 @@ class GatewayApp:
         """Starts everything, serves, and stops serving; returns the tasks that are still at work."""
         config, clock, routes = self._config, SystemClock(), Routes()
         cluster = ClusterManager(channels, config.cluster_manager)
-        nodes = Nodes(channels)
+        nodes = Nodes(links)
         feed = RoutingFeed(routes, cluster.routing_table)
         scaler = Scaler(channels, config.scaler)
         wakes = Wakes(tasks, routes, feed.refresh, scaler, clock)

@@ -90,3 +90,32 @@ def check_names(version: Version, inputs: Sequence[TensorView], output_names: Se
 def _names(names: Sequence[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:MAX_NAMES_SHOWN])
     return shown + (f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else "") or "none"
+
+
+def count_rows(version: Version, inputs: Sequence[TensorView]) -> int:
+    """The rows of a request: the first dimension of its inputs; 0 where the function is not batchable.
+
+    Raises InvalidArgument BAD_BATCH where the inputs do not agree, or where there are no rows or too many.
+    """
+    most = version.max_batch_size
+    if most <= 1 or not inputs:
+        return 0
+    first = inputs[0]
+    rows = first.shape[0] if first.shape else 0
+    for tensor in inputs:
+        if not tensor.shape or tensor.shape[0] != rows:
+            raise InvalidArgument(
+                "BAD_BATCH",
+                f"the inputs of function '{version.function}' have different numbers of rows: '{first.name}' has shape "
+                f"{list(first.shape)}, '{tensor.name}' has {list(tensor.shape)}; the first dimension is the batch",
+                function=version.function,
+                tensor=tensor.name,
+            )
+    if not 1 <= rows <= most:
+        raise InvalidArgument(
+            "BAD_BATCH",
+            f"a request for function '{version.function}' with {rows} rows; it takes 1 to {most}",
+            function=version.function,
+            tensor=first.name,
+        )
+    return rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -12,13 +13,21 @@ from opentelemetry import trace
 
 from rouse_common import telemetry
 from rouse_common.clock import Clock
-from rouse_common.errors import DeadlineExceeded, Internal, NotFound, ResourceExhausted, RouseError, Unavailable
+from rouse_common.errors import (
+    DeadlineExceeded,
+    Internal,
+    NotFound,
+    ResourceExhausted,
+    RouseError,
+    Unavailable,
+    Unimplemented,
+)
 from rouse_contracts import node
 from rouse_contracts.functions import RequestOptions, Timings
-from rouse_contracts.wire import split
+from rouse_contracts.wire import Buffer, split_bytes
 from rouse_gateway import metrics, wire
 from rouse_gateway.adapters.nodes import Nodes, NotExecuted
-from rouse_gateway.checks import check_request
+from rouse_gateway.checks import check_request, count_rows
 from rouse_gateway.state import Routes, Version
 from rouse_gateway.wakes import Wakes
 from rouse_gateway.wire import TensorView
@@ -78,6 +87,7 @@ class _Trip:
 
     version: Version
     request_id: str
+    rows: int
     started: float
     deadline: float
     held_s: float = 0.0
@@ -117,23 +127,60 @@ class Dispatcher:
 
     async def infer(self, call: Call) -> Answer:
         """Serves one inference. Raises the RouseError of the contract; metadata names function, node, trace."""
+        with self._accounted(call) as started:
+            trip = await self._begin(call, started)
+            if trip.version.decoupled:
+                raise Unimplemented(
+                    "DECOUPLED_FUNCTION",
+                    f"function '{trip.version.function}' has any number of responses to a request; call it by a stream",
+                    function=trip.version.function,
+                )
+            request = _message(trip, call)
+            while True:
+                node_id, address = await self._place(trip)
+                try:
+                    answer = await self._nodes.infer(address, request, self._next_timeout_s(trip))
+                except NotExecuted as error:
+                    self._turned_away(trip, node_id, error)
+                except RouseError as error:
+                    raise self._explained(error, trip, node_id) from None
+                else:
+                    return self._answer(trip, node_id, answer)
+
+    async def stream(self, call: Call) -> AsyncGenerator[Answer, None]:
+        """The answers of one inference as they come: one of an ordinary function, any number of a decoupled one.
+        Raises as `infer`; close it to give the inference up."""
+        with self._accounted(call) as started:
+            trip = await self._begin(call, started)
+            request, came = _message(trip, call), False
+            while True:
+                node_id, address = await self._place(trip)
+                try:
+                    async with aclosing(self._nodes.stream(address, request, self._next_timeout_s(trip))) as answers:
+                        async for answer in answers:
+                            came = True
+                            yield self._answer(trip, node_id, answer)
+                    return
+                except NotExecuted as error:
+                    if came:
+                        raise
+                    self._turned_away(trip, node_id, error)
+                except RouseError as error:
+                    raise self._explained(error, trip, node_id) from None
+
+    @contextmanager
+    def _accounted(self, call: Call) -> Iterator[float]:
+        """Counts an inference, and completes the error that it ends with; gives the time that it began."""
         started = self._clock.monotonic()
         code, label = "OK", call.function
         try:
-            request_id = os.urandom(16).hex()
-            # Without an id of the client's no request is a repetition of another.
-            key = getattr(call, "idempotency_key", "") or request_id
-            version = self._routes.loaded_table().chosen(call.function, call.number, key)
-            await check_request(version, call.inputs, call.output_names)
-            self._count_arrival(version.function)
-            trip = _Trip(version, request_id, started, started + call.timeout_s)
-            return await self._send(trip, call)
+            yield started
         except RouseError as error:
             code = error.code.name
             error.metadata.setdefault("function", call.function)
             error.metadata.setdefault("trace_id", telemetry.current_trace_id())
             raise
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             code = "CANCELLED"
             raise
         except BaseException:
@@ -145,35 +192,22 @@ class Dispatcher:
             metrics.REQUESTS.labels(label, code).inc()
             metrics.LATENCY.labels(label).observe(self._clock.monotonic() - started)
 
-    async def stream(self, call: Call) -> AsyncGenerator[Answer, None]:
-        """Every answer to one inference."""
-        yield await self.infer(call)
+    async def _begin(self, call: Call, started: float) -> _Trip:
+        """Checks an inference and counts its arrival."""
+        request_id = os.urandom(16).hex()
+        # Without an id of the client's no request is a repetition of another.
+        key = call.idempotency_key or request_id
+        version = self._routes.loaded_table().chosen(call.function, call.number, key)
+        await check_request(version, call.inputs, call.output_names)
+        rows = count_rows(version, call.inputs)
+        self._count_arrival(version.function)
+        return _Trip(version, request_id, rows, started, started + call.timeout_s)
 
-    async def _send(self, trip: _Trip, call: Call) -> Answer:
-        """Sends the request to nodes until one has executed it."""
-        version = trip.version
-        head = node.InferRequest(
-            function=version.function,
-            version_id=version.version_id,
-            request_id=trip.request_id,
-            output_names=call.output_names,
-            queue_capacity=version.queue_capacity,
-        ).SerializeToString()
-        inputs = wire.tensor_parts(call.inputs, wire.BATCH_TENSORS)
-        payload = b"".join([head, *wire.bytes_field(node.InferRequest.INPUTS_FIELD_NUMBER, inputs)])
-        while True:
-            node_id, address = await self._place(trip)
-            left_s = trip.deadline - self._clock.monotonic()
-            timeout_s = left_s - min(MAX_MARGIN_S, left_s * MARGIN_SHARE)
-            trip.attempts += 1
-            try:
-                answer = await self._nodes.infer(address, payload, timeout_s)
-            except NotExecuted as error:
-                self._turned_away(trip, node_id, error)
-            except RouseError as error:
-                raise self._explained(error, trip, node_id) from None
-            else:
-                return self._answer(trip, node_id, answer)
+    def _next_timeout_s(self, trip: _Trip) -> float:
+        """Seconds that the next attempt has; counts it."""
+        trip.attempts += 1
+        left_s = trip.deadline - self._clock.monotonic()
+        return left_s - min(MAX_MARGIN_S, left_s * MARGIN_SHARE)
 
     async def _place(self, trip: _Trip) -> tuple[str, str]:
         """The node to send to and its address, waiting for one where none is ready. Raises RouseError."""
@@ -261,7 +295,7 @@ class Dispatcher:
         request does."""
         deadline = self._clock.monotonic() + timeout_s
         version = self._routes.loaded_table().version(function, number)
-        trip = _Trip(version, "", self._clock.monotonic(), deadline)
+        trip = _Trip(version, "", 0, self._clock.monotonic(), deadline)
         while not (version := self._current(trip)).candidates:
             left_s = deadline - self._clock.monotonic()
             decision, self._admission = admission.decide(
@@ -287,7 +321,7 @@ class Dispatcher:
 
     def _explained(self, error: RouseError, trip: _Trip, node_id: str) -> RouseError:
         """The node's error with the names of function and node."""
-        # Without any name in it, it is gRPC's own: the deadline passed before the node said anything.
+        # Without any name in it, it is the link's own: the deadline passed before the node said anything.
         unsaid = isinstance(error, DeadlineExceeded) and not error.metadata
         error.metadata.setdefault("function", trip.version.function)
         error.metadata.setdefault("node", node_id)
@@ -302,11 +336,11 @@ class Dispatcher:
             return explained
         return error
 
-    def _answer(self, trip: _Trip, node_id: str, answer: bytes) -> Answer:
+    def _answer(self, trip: _Trip, node_id: str, answer: Buffer) -> Answer:
         try:
-            rest, outputs = split(answer, node.InferResponse.OUTPUTS_FIELD_NUMBER)
-            response = node.InferResponse.FromString(bytes(rest))
-            tensors = wire.parse_batch(outputs[-1]) if outputs else []
+            rest, outputs = split_bytes(answer, node.InferResponse.OUTPUTS_FIELD_NUMBER)
+            response = node.InferResponse.FromString(rest)
+            tensors = wire.parse_batch(outputs)
         except DecodeError as error:
             raise Internal(
                 "BAD_ANSWER",
@@ -319,3 +353,18 @@ class Dispatcher:
         timings.held_ms = trip.held_s * 1000
         timings.total_ms = (self._clock.monotonic() - trip.started) * 1000
         return Answer(trip.version, tensors, timings, trip.request_id, node_id, response.device)
+
+
+def _message(trip: _Trip, call: Call) -> list[Buffer]:
+    """Parts of the node.InferRequest: messages joined are one message, so what is the same for every request of
+    the version is serialised once, and tensors stay where they are."""
+    own = node.InferRequest(
+        request_id=trip.request_id,
+        output_names=call.output_names,
+        tenant=call.tenant,
+        tenant_weight=call.tenant_weight,
+        options=call.options,
+        rows=trip.rows,
+    ).SerializeToString()
+    inputs = wire.tensor_parts(call.inputs, wire.BATCH_TENSORS)
+    return [trip.version.head, own, *wire.bytes_field(node.InferRequest.INPUTS_FIELD_NUMBER, inputs)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rouse_common.errors import InvalidArgument, NotFound, Unavailable
 from rouse_contracts.cluster import FunctionRoute, RoutingTable
 from rouse_contracts.functions import FUNCTION_STATE_SLEEPING, FunctionState, FunctionVersion
+from rouse_contracts.node import InferRequest
 from rouse_gateway import metrics
 from rouse_policy import traffic
 from rouse_policy.routing import Candidate
@@ -29,10 +30,10 @@ class Version:
         number: 1, 2, 3, … as clients write it.
         inputs: datatype and shape of each input by name.
         outputs: names of the outputs.
-        queue_capacity: waiting requests that a node holds at most.
         active: whether requests without a version mean this one, or most of them.
         candidates: nodes with a READY instance.
         contract: the version as cluster-manager describes it.
+        head: what a node.InferRequest says of the version, serialised: the same for every request.
         state, reason: how its instances stand, as the state of a function.
     """
 
@@ -41,12 +42,22 @@ class Version:
     number: str
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
     outputs: tuple[str, ...]
-    queue_capacity: int
     active: bool
     candidates: tuple[Candidate, ...]
     contract: FunctionVersion
+    head: bytes
     state: int = FUNCTION_STATE_SLEEPING
     reason: str = ""
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request has any number of responses."""
+        return self.contract.spec.decoupled
+
+    @property
+    def max_batch_size(self) -> int:
+        """Rows that are executed together at most; 1 or 0 where the function is not batchable."""
+        return self.contract.spec.batching.max_batch_size
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,8 @@ class Table:
 
 def index(table: RoutingTable) -> Table:
     """A routing table as it came, indexed. Takes milliseconds for hundreds of functions: not for the event loop."""
-    waiting = {node.node_id: node.queued_requests for node in table.nodes}
+    # Without the address of its link, which it tells when it registers, a node cannot be called.
+    waiting = {node.node_id: node.queued_requests for node in table.nodes if node.link_address}
     residency: dict[tuple[str, str], str] = {}
     for node in table.nodes:
         for row in node.residency:
@@ -123,7 +135,7 @@ def index(table: RoutingTable) -> Table:
     return Table(
         generation=table.generation,
         functions={route.name: _index_route(route, waiting, residency) for route in table.functions},
-        addresses={node.node_id: node.router_address for node in table.nodes},
+        addresses={node.node_id: node.link_address for node in table.nodes if node.link_address},
         routers={node.node_id: node.router_address for node in table.nodes},
         instances=instances,
     )
@@ -147,7 +159,6 @@ def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Ma
             number=str(contract.version),
             inputs={t.name: (t.datatype, tuple(t.shape)) for t in contract.spec.signature.inputs},
             outputs=tuple(t.name for t in contract.spec.signature.outputs),
-            queue_capacity=contract.spec.queue_capacity or DEFAULT_QUEUE_CAPACITY,
             active=contract.version_id == route.active_version_id,
             candidates=tuple(
                 # Without weights there is nothing to swap: every node is as good as a device.
@@ -159,6 +170,7 @@ def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Ma
                 for node in sorted(nodes.get(contract.version_id, ()))
             ),
             contract=contract,
+            head=_head(contract, route.name),
             state=state,
             reason=reason,
         )
@@ -167,6 +179,19 @@ def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Ma
             versions[""] = version
     shares = tuple(traffic.Share(share.version, share.percent) for share in route.traffic)
     return Route(route.name, route.state, route.reason, versions, len(route.instances), shares)
+
+
+def _head(contract: FunctionVersion, function: str) -> bytes:
+    spec = contract.spec
+    head: bytes = InferRequest(
+        function=function,
+        version_id=contract.version_id,
+        queue_capacity=spec.queue_capacity or DEFAULT_QUEUE_CAPACITY,
+        batching=spec.batching if spec.HasField("batching") else None,
+        decoupled=spec.decoupled,
+        objective_ms=spec.objective.latency_ms,
+    ).SerializeToString()
+    return head
 
 
 class Routes:

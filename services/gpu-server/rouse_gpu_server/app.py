@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rouse_common.clock import SystemClock
 from rouse_common.errors import Unavailable
+from rouse_common.link import LinkServer
 from rouse_common.rpc import Channels, RpcServer
 from rouse_contracts import device as contract
 from rouse_gpu_server.adapters import memory_dir
@@ -29,7 +30,7 @@ from rouse_gpu_server.logic.membership import Membership
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.work import Background
-from rouse_gpu_server.service import DeviceService
+from rouse_gpu_server.service import DeviceService, LeaseLink
 from rouse_gpu_server.state.ledger import PAGE_BYTES, Ledger
 from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Device
@@ -145,9 +146,13 @@ class GpuServer:
             )
 
         server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20, tls=config.tls)
-        servicer = DeviceService(leasing, membership, shown, config.default_deadline_s)
+        servicer = DeviceService(leasing, membership, shown)
         server.add(contract.add_DeviceServiceServicer_to_server, servicer, contract.DESCRIPTOR)
+        context = config.tls.server_context() if config.tls is not None else None
+        link = LinkServer(config.link_listen, max_message_bytes=config.max_message_mib << 20, tls=context)
+        LeaseLink(leasing).add_to(link)
         background.start(dispatcher.run(), "dispatcher")
+        await link.start()
         await server.start()
         await server.set_serving(True)
         await ready(server.address)
@@ -155,5 +160,7 @@ class GpuServer:
             await stopping.wait()
         finally:
             leasing.stop(Unavailable("NODE_STOPPING", "gpu-server of this node is stopping; route elsewhere"))
+            await server.set_serving(False)
+            await link.stop(config.drain_s)
             await server.stop(config.drain_s)
             background.stop()

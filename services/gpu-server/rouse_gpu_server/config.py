@@ -70,7 +70,6 @@ class GpuServerConfig(ServiceConfig):
     stage_hold_s: float = option(
         180.0, "how long a staged model keeps its place while no instance serves it yet, seconds", low=0, high=3600
     )
-    default_deadline_s: float = option(60.0, "deadline of an Acquire that carries none, seconds", low=1, high=3600)
     lease_margin_s: float = option(1.0, "how long a lease outlives its request's deadline, seconds", low=0, high=60)
 
     def validate(self) -> None:

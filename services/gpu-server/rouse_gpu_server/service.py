@@ -1,14 +1,15 @@
-"""DeviceService over gRPC."""
+"""DeviceService: leases over a link, since every request needs one; everything else over gRPC."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from rouse_common.errors import InvalidArgument
-from rouse_common.rpc import remaining_s
+from rouse_common.link import Buffer, Incoming, LinkServer
 from rouse_contracts.device import (
     AcquireRequest,
     AcquireResponse,
@@ -20,12 +21,12 @@ from rouse_contracts.device import (
     ReleaseAllRequest,
     ReleaseAllResponse,
     ReleaseRequest,
-    ReleaseResponse,
     StageVersionRequest,
     StageVersionResponse,
     SyncExecutorsRequest,
     SyncExecutorsResponse,
 )
+from rouse_contracts.links import ACQUIRE, RELEASE
 from rouse_gpu_server.logic.leasing import Call, Leasing
 from rouse_gpu_server.logic.membership import Membership
 
@@ -33,17 +34,12 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class DeviceService(DeviceServiceServicer):
-    """Handlers of the contract; the logic is elsewhere."""
+    """Handlers of the contract but for leases; the logic is elsewhere."""
 
     def __init__(
-        self,
-        leasing: Leasing,
-        membership: Membership,
-        describe: Callable[[], DescribeDevicesResponse],
-        default_deadline_s: float,
+        self, leasing: Leasing, membership: Membership, describe: Callable[[], DescribeDevicesResponse]
     ) -> None:
         self._leasing, self._membership, self._describe = leasing, membership, describe
-        self._default_deadline_s = default_deadline_s
 
     async def StageVersion(self, request: StageVersionRequest, context: Context) -> StageVersionResponse:
         _require(request.version.version_id, "version.version_id")
@@ -66,13 +62,31 @@ class DeviceService(DeviceServiceServicer):
         self._membership.sync(request.executors)
         return SyncExecutorsResponse()
 
-    async def Acquire(self, request: AcquireRequest, context: Context) -> AcquireResponse:
+    async def ReleaseAll(self, request: ReleaseAllRequest, context: Context) -> ReleaseAllResponse:
+        _require(request.owner, "owner")
+        return ReleaseAllResponse(released=self._leasing.release_all(request.owner, request.incarnation))
+
+    async def DescribeDevices(self, request: DescribeDevicesRequest, context: Context) -> DescribeDevicesResponse:
+        return self._describe()
+
+
+class LeaseLink:
+    """Acquire and Release."""
+
+    def __init__(self, leasing: Leasing) -> None:
+        self._leasing = leasing
+
+    def add_to(self, server: LinkServer) -> None:
+        server.add(ACQUIRE, self.acquire)
+        server.add(RELEASE, self.release)
+
+    async def acquire(self, message: Buffer, incoming: Incoming) -> Sequence[Buffer]:
+        request = _parsed(AcquireRequest, message)
         _require(request.version_id, "version_id")
-        timeout_s = remaining_s(context, self._default_deadline_s)
         call = Call(request.version_id, request.request_id, request.owner, request.incarnation, request.acquire_id)
-        granted = await self._leasing.acquire(call, timeout_s)
+        granted = await self._leasing.acquire(call, incoming.remaining_s)
         lease = granted.lease
-        return AcquireResponse(
+        response = AcquireResponse(
             lease_id=lease.lease_id,
             instance_id=lease.executor.instance_id,
             executor_address=lease.executor.address,
@@ -82,21 +96,26 @@ class DeviceService(DeviceServiceServicer):
             swapped_in=granted.swapped_in,
             reason=granted.reason,
         )
+        return (response.SerializeToString(),)
 
-    async def Release(self, request: ReleaseRequest, context: Context) -> ReleaseResponse:
+    async def release(self, message: Buffer, incoming: Incoming) -> Sequence[Buffer]:
+        request = _parsed(ReleaseRequest, message)
         if request.lease_id:
             self._leasing.release(request.lease_id, request.device_ms, request.abandoned)
         else:
             _require(request.acquire_id, "lease_id or acquire_id")
             self._leasing.release_lost(request.acquire_id, request.abandoned)
-        return ReleaseResponse()
+        return ()
 
-    async def ReleaseAll(self, request: ReleaseAllRequest, context: Context) -> ReleaseAllResponse:
-        _require(request.owner, "owner")
-        return ReleaseAllResponse(released=self._leasing.release_all(request.owner, request.incarnation))
 
-    async def DescribeDevices(self, request: DescribeDevicesRequest, context: Context) -> DescribeDevicesResponse:
-        return self._describe()
+M = TypeVar("M", bound=Message)
+
+
+def _parsed(kind: type[M], message: Buffer) -> M:
+    try:
+        return kind.FromString(bytes(message))
+    except DecodeError as error:
+        raise InvalidArgument("BAD_REQUEST", f"that is no {kind.DESCRIPTOR.full_name}: {error}") from None
 
 
 def _require(value: str, name: str) -> None:

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 from rouse_cache import Windows
 from rouse_common.clock import SystemClock
 from rouse_common.errors import RouseError
+from rouse_common.link import Links, LinkServer
 from rouse_common.rpc import Channels, RpcServer
 from rouse_common.tasks import periodically
 from rouse_contracts import node as contract
@@ -22,7 +23,7 @@ from rouse_node_router.config import NodeRouterConfig
 from rouse_node_router.metrics import QueueCollector
 from rouse_node_router.queues import Queues
 from rouse_node_router.requests import Requests
-from rouse_node_router.service import NodeServicer, register
+from rouse_node_router.service import InferLink, NodeServicer
 from rouse_policy import queueing
 
 LOG = logging.getLogger(__name__)
@@ -45,7 +46,9 @@ class NodeRouter:
         settings = queueing.Settings(
             max_acquiring=config.max_acquires, max_acquiring_per_version=config.max_acquires_per_version
         )
-        channels, executors = Channels(self._max_bytes, config.tls), Executors(self._max_bytes, clock)
+        tls = config.tls
+        channels = Channels(self._max_bytes, tls)
+        links = Links(self._max_bytes, tls.client_context() if tls is not None else None)
         windows = Windows.connect(config.redis, clock)
         queues = Queues(settings, clock)
         collector = QueueCollector(queues.rows)
@@ -53,27 +56,34 @@ class NodeRouter:
         try:
             async with asyncio.TaskGroup() as tasks:
                 usage = Usage(channels, config.cluster_manager, config.usage_buffer)
-                devices = Devices(channels, config.gpu_server, config.node_id, uuid.uuid4().hex, tasks)
-                requests = Requests(config.node_id, queues, devices, executors, usage, windows, clock)
-                servicer = NodeServicer(config.node_id, queues, requests)
+                devices = Devices(
+                    channels, links, config.gpu_server, config.gpu_server_link, config.node_id, uuid.uuid4().hex, tasks
+                )
+                requests = Requests(config.node_id, queues, devices, Executors(links), usage, windows, clock)
+                infer = InferLink(config.node_id, requests)
 
                 async def sweep() -> None:
                     queues.forget_idle(config.idle_state_s)
-                    await executors.forget_unused(config.idle_state_s)
 
                 background = [
                     tasks.create_task(windows.run()),
                     tasks.create_task(usage.run()),
                     tasks.create_task(periodically("dropping unused state", SWEEP_S, sweep)),
                 ]
-                server = RpcServer(config.listen, max_message_bytes=self._max_bytes, tls=config.tls)
-                server.add(register, servicer, contract.DESCRIPTOR)
+                server = RpcServer(config.listen, max_message_bytes=self._max_bytes, tls=tls)
+                server.add(contract.add_NodeServiceServicer_to_server, NodeServicer(queues), contract.DESCRIPTOR)
+                context = tls.server_context() if tls is not None else None
+                link = LinkServer(config.link_listen, max_message_bytes=self._max_bytes, tls=context)
+                infer.add_to(link)
+                await link.start()
                 await server.start()
                 if await self._claim(devices, stopping):
-                    servicer.open()
+                    infer.open()
                     await server.set_serving(True)
                     await ready(server.address)
                     await stopping.wait()
+                await server.set_serving(False)
+                await link.stop(config.drain_s)
                 await server.stop(config.drain_s)
                 await devices.released(LAST_WORDS_S)
                 for task in background:
@@ -81,7 +91,7 @@ class NodeRouter:
             await self._last_words(usage, windows)
         finally:
             REGISTRY.unregister(collector)
-            await executors.close()
+            await links.close()
             await channels.close()
             await windows.close()
 

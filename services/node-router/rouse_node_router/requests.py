@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import grpc
 
@@ -16,7 +19,7 @@ from rouse_contracts import cluster, functions, node, wire
 from rouse_contracts.wire import Buffer
 from rouse_node_router import metrics
 from rouse_node_router.adapters.devices import Devices, Lease
-from rouse_node_router.adapters.executors import Executors, NotExecuted
+from rouse_node_router.adapters.executors import Executed, Executors, NotExecuted
 from rouse_node_router.adapters.usage import Usage
 from rouse_node_router.queues import Outcome, Queues, Ticket, expired
 
@@ -29,6 +32,9 @@ RETRY_PAUSE_S = 0.02
 # Kept back from the caller's deadline, so that our own answer still reaches it.
 MARGIN_S = 0.005
 MARGIN_SHARE = 0.1
+
+# Sends one of several responses, as parts of a serialised InferResponse; waits while the caller does not read.
+Send: TypeAlias = Callable[[Sequence[Buffer]], Awaitable[None]]
 
 NO_INSTANCE = "NO_INSTANCE"
 # Refusals of gpu-server after which another try on this node would end the same way.
@@ -58,13 +64,17 @@ class Requests:
         self._executors, self._usage, self._windows = executors, usage, windows
         self._clock = clock
 
-    async def infer(self, request: node.InferRequest, inputs: Buffer, remaining_s: float) -> bytes:
-        """Serves one request within `remaining_s` seconds; a serialised InferResponse.
+    async def infer(
+        self, request: node.InferRequest, inputs: Buffer, remaining_s: float, send: Send
+    ) -> Sequence[Buffer] | None:
+        """Serves one request within `remaining_s` seconds; parts of a serialised InferResponse, or None for a
+        decoupled function, whose responses were all sent.
 
         Args:
             request: all but its inputs.
             inputs: the inputs, as they were received.
             remaining_s: time until the caller's deadline.
+            send: takes the responses of a decoupled function.
 
         Raises what NodeService.Infer documents.
         """
@@ -75,13 +85,13 @@ class Requests:
         error: BaseException | None = None
         try:
             await self._turn(ticket)
-            outputs = await self._serve(ticket, request, inputs, served)
+            executed = await self._serve(ticket, request, inputs, served, send)
         except BaseException as raised:
             error = raised
             raise
         finally:
             self._end(ticket, request, served, error)
-        return self._answer(ticket, served, outputs)
+        return None if executed is None else self._answer(ticket, served, executed)
 
     async def _turn(self, ticket: Ticket) -> None:
         """Waits until the request may ask for a device."""
@@ -96,12 +106,14 @@ class Requests:
             ticket.turn.result()
             span.set_attribute("queued_ms", (self._clock.monotonic() - ticket.arrived) * 1000)
 
-    async def _serve(self, ticket: Ticket, request: node.InferRequest, inputs: Buffer, served: Served) -> Buffer:
+    async def _serve(
+        self, ticket: Ticket, request: node.InferRequest, inputs: Buffer, served: Served, send: Send
+    ) -> Executed | None:
         """Has the request executed under a lease; under another one where nothing has run."""
         for attempt in range(1, TRIES + 1):
             try:
                 lease = await self._lease(ticket, request, served)
-                return await self._execute(ticket, lease, request, inputs, served)
+                return await self._execute(ticket, lease, request, inputs, served, send)
             except NotExecuted as refused:
                 metrics.RETRIES.labels(refused.reason).inc()
                 if attempt == TRIES:
@@ -139,28 +151,42 @@ class Requests:
         return lease
 
     async def _execute(
-        self, ticket: Ticket, lease: Lease, request: node.InferRequest, inputs: Buffer, served: Served
-    ) -> Buffer:
+        self, ticket: Ticket, lease: Lease, request: node.InferRequest, inputs: Buffer, served: Served, send: Send
+    ) -> Executed | None:
         """Executes under the lease and gives it back, whatever happens."""
-        abandoned, device_ms = False, 0.0
+        abandoned = False
         try:
             left = self._left(ticket)
             # Unless told otherwise, what was handed over may still be at work.
             abandoned = served.sent = True
-            outputs, device_ms = await self._executors.execute(lease, request, inputs, left)
+            executed = None
+            if request.decoupled:
+                await self._pass_on(ticket, lease, request, inputs, served, send)
+            else:
+                executed = await self._executors.execute(lease, request, inputs, left)
+                served.device_ms = executed.device_ms
             abandoned = False
         except NotExecuted as refused:
             abandoned, served.sent = refused.suspect, False
             self._queues.again(ticket)
             raise
         except RouseError as error:
-            # With ErrorInfo it is the executor's own answer: it has ended the request, and is idle.
-            abandoned = abandoned and error.reason in ("EXECUTOR_LOST", error.code.name)
+            # Any other is the executor's own answer: it has ended the request, and is idle.
+            abandoned = abandoned and error.reason in ("EXECUTOR_LOST", "DEADLINE_EXCEEDED")
             raise
         finally:
-            self._devices.release(lease, device_ms, abandoned=abandoned)
-        served.device_ms = device_ms
-        return outputs
+            self._devices.release(lease, served.device_ms, abandoned=abandoned)
+        return executed
+
+    async def _pass_on(
+        self, ticket: Ticket, lease: Lease, request: node.InferRequest, inputs: Buffer, served: Served, send: Send
+    ) -> None:
+        """Sends the responses of a decoupled function as they come."""
+        async with aclosing(self._executors.stream(lease, request, inputs, self._left(ticket))) as responses:
+            async for executed in responses:
+                served.device_ms += executed.device_ms
+                if executed.outputs:
+                    await send(self._answer(ticket, served, executed))
 
     def _end(self, ticket: Ticket, request: node.InferRequest, served: Served, error: BaseException | None) -> None:
         outcome = self._outcome(ticket, error)
@@ -181,6 +207,7 @@ class Requests:
             queue_ms=served.queue_ms,
             status_code=_status(error),
             swapped_in=served.swapped_in,
+            tenant=request.tenant,
         )
         record.finished_at.FromNanoseconds(int(self._clock.now() * 1e9))
         self._usage.add(record)
@@ -191,11 +218,11 @@ class Requests:
         if isinstance(error, DeadlineExceeded):
             return Outcome.EXPIRED
         if isinstance(error, asyncio.CancelledError):
-            # gRPC cancels the handler both where the client gives up and where its deadline passes.
+            # The link cancels the handler both where the caller gives up and where its deadline passes.
             return Outcome.EXPIRED if self._clock.monotonic() >= ticket.deadline else Outcome.CANCELLED
         return Outcome.FAILED
 
-    def _answer(self, ticket: Ticket, served: Served, outputs: Buffer) -> bytes:
+    def _answer(self, ticket: Ticket, served: Served, executed: Executed) -> Sequence[Buffer]:
         timings = functions.Timings(
             queue_ms=served.queue_ms,
             swap_ms=served.swap_ms,
@@ -203,7 +230,7 @@ class Requests:
             total_ms=(self._clock.monotonic() - ticket.arrived) * 1000,
         )
         rest = node.InferResponse(timings=timings, device=served.device, swapped_in=served.swapped_in)
-        return wire.join(rest.SerializeToString(), node.InferResponse.OUTPUTS_FIELD_NUMBER, outputs)
+        return wire.joined(rest.SerializeToString(), node.InferResponse.OUTPUTS_FIELD_NUMBER, executed.outputs)
 
     def _left(self, ticket: Ticket) -> float:
         """Seconds until the request must be answered. Raises DeadlineExceeded where none are left."""

@@ -1,50 +1,38 @@
-"""RPC handlers of NodeService."""
+"""NodeService: requests over a link, everything else over gRPC."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from rouse_common.errors import InvalidArgument, Unavailable
+from rouse_common.link import Buffer, Incoming, LinkServer
 from rouse_contracts import node as contract
 from rouse_contracts import wire
+from rouse_contracts.links import INFER
 from rouse_node_router.queues import Outcome, Queues
 from rouse_node_router.requests import NO_INSTANCE, Requests
 
-SERVICE = "rouse.node.v1.NodeService"
 
+class InferLink:
+    """Takes requests and gives responses as serialised messages: tensors pass through as they are, uncopied.
 
-def register(servicer: NodeServicer, server: Any) -> None:
-    """What the generated `add_NodeServiceServicer_to_server` does, but Infer gets and gives bytes."""
-    handlers = {
-        "Infer": grpc.unary_unary_rpc_method_handler(servicer.Infer),
-        "DescribeQueues": grpc.unary_unary_rpc_method_handler(
-            servicer.DescribeQueues,
-            request_deserializer=contract.DescribeQueuesRequest.FromString,
-            response_serializer=contract.DescribeQueuesResponse.SerializeToString,
-        ),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    server.add_registered_method_handlers(SERVICE, handlers)
+    Refuses requests until `open`.
+    """
 
-
-class NodeServicer(contract.NodeServiceServicer):
-    """Answers for the queues and requests of one node; refuses requests until `open`."""
-
-    def __init__(self, node_id: str, queues: Queues, requests: Requests) -> None:
-        self._node_id, self._queues, self._requests = node_id, queues, requests
+    def __init__(self, node_id: str, requests: Requests) -> None:
+        self._node_id, self._requests = node_id, requests
         self._open = False
+
+    def add_to(self, server: LinkServer) -> None:
+        server.add(INFER, self.infer)
 
     def open(self) -> None:
         self._open = True
 
-    async def Infer(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Takes and gives serialised messages: tensors pass through as they are, uncopied (see `register`)."""
-        remaining_s = context.time_remaining()
-        if remaining_s is None:
-            raise InvalidArgument("DEADLINE_REQUIRED", "Infer needs a deadline; set a timeout on the call")
+    async def infer(self, message: Buffer, call: Incoming) -> Sequence[Buffer] | None:
         try:
             rest, inputs = wire.split_bytes(message, contract.InferRequest.INPUTS_FIELD_NUMBER)
             request = contract.InferRequest.FromString(rest)
@@ -58,7 +46,14 @@ class NodeServicer(contract.NodeServiceServicer):
                 f"node '{self._node_id}' is starting and waits for its gpu-server; try another node or again",
                 retry_after_s=0.5, node=self._node_id, function=request.function,
             )  # fmt: skip
-        return await self._requests.infer(request, inputs, remaining_s)
+        return await self._requests.infer(request, inputs, call.remaining_s, call.send)
+
+
+class NodeServicer(contract.NodeServiceServicer):
+    """Describes the queues of one node."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
 
     async def DescribeQueues(
         self, request: contract.DescribeQueuesRequest, context: grpc.aio.ServicerContext

@@ -11,7 +11,6 @@ from rouse_cache import Windows
 from rouse_common.errors import Internal, ResourceExhausted, Unavailable
 from rouse_contracts import functions, inference, node
 from rouse_gateway import metrics
-from rouse_gateway.adapters.nodes import NEVER_CONNECTED
 from rouse_testkit.doubles_gateway import echo
 from rouse_testkit.front import Front, eventually, floats, refused
 
@@ -204,13 +203,6 @@ async def test_a_connection_that_breaks_after_sending_is_not_repeated(front: Fro
     assert "may have run" in text
     assert details.metadata["node"] == "n0"
     assert not other.requests
-
-
-async def test_a_refused_connection_says_so_in_the_words_that_we_know() -> None:
-    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-        code, _, text = await refused(node.NodeServiceStub(channel).Infer(node.InferRequest(), timeout=5))
-    assert code is Code.UNAVAILABLE
-    assert text.startswith(NEVER_CONNECTED)
 
 
 async def test_an_answer_that_is_none_is_an_internal_error_that_names_the_node(front: Front) -> None:

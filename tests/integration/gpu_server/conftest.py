@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from rouse_common.link import Links
 from rouse_common.rpc import Channels, call
 from rouse_contracts import device as contract
+from rouse_contracts.links import ACQUIRE, EXECUTE, RELEASE, executor_link
 from rouse_gpu_server.app import GpuServer
 from rouse_gpu_server.config import GpuServerConfig
 from rouse_testkit.gpu import CoordinatorDouble, MadeModel, MappingExecutor, RepositoryDouble
+from rouse_testkit.links import ask
 from rouse_testkit.running import Running
 
 PAGE = 4096
@@ -43,13 +46,15 @@ class Node:
         self.executors: dict[str, MappingExecutor] = {}
         self._every: list[MappingExecutor] = []
         self._sockets = Path(tempfile.mkdtemp(prefix="rouse-"))
-        self._channels = Channels(16 << 20)
+        self._channels, self.links = Channels(16 << 20), Links(16 << 20)
+        self.link = f"unix:{self._sockets}/gpu.link"
         self._running: Running | None = None
         self.stub: Any = None
 
     async def start(self, **settings: Any) -> None:
         self.settings |= settings
         self.settings |= {"model_repository": self.repository.address, "coordinator": self.coordinator.address}
+        self.settings["link_listen"] = self.link
         running = Running(GpuServer(GpuServerConfig(**self.settings)))
         self.stub = contract.DeviceServiceStub(self._channels.get(await running.ready()))
         self._running = running
@@ -63,6 +68,7 @@ class Node:
         await self.stop()
         for executor in self._every:
             await executor.close()
+        await self.links.close()
         await self._channels.close()
         await self.repository.stop()
         await self.coordinator.stop()
@@ -114,28 +120,26 @@ class Node:
             incarnation=incarnation,
             acquire_id=acquire_id,
         )
-        answer: contract.AcquireResponse = await call(self.stub.Acquire, request, timeout_s=timeout_s)
-        return answer
+        return await ask(self.links, self.link, ACQUIRE, request, contract.AcquireResponse, timeout_s)
 
     async def release(self, lease: contract.AcquireResponse, abandoned: bool = False) -> None:
-        request = contract.ReleaseRequest(lease_id=lease.lease_id, device_ms=1.0, abandoned=abandoned)
-        await call(self.stub.Release, request, timeout_s=5)
+        await self.give_back(lease_id=lease.lease_id, device_ms=1.0, abandoned=abandoned)
+
+    async def give_back(self, **fields: Any) -> None:
+        """Release, with these fields."""
+        await ask(self.links, self.link, RELEASE, contract.ReleaseRequest(**fields), contract.ReleaseResponse)
 
     async def use(self, model: MadeModel, timeout_s: float = 10) -> contract.AcquireResponse:
         """One whole request: what executes reads exactly the model's image."""
         lease = await self.acquire(model, timeout_s)
-        stub = contract.ExecutorServiceStub(self._channels.get(lease.executor_address))
-        answer = await call(stub.Execute, contract.ExecuteRequest(lease_id=lease.lease_id), timeout_s=5)
+        answer = await self.execute(lease)
         assert answer.outputs == model.image
         await self.release(lease)
         return lease
 
     async def execute(self, lease: contract.AcquireResponse, timeout_s: float = 5) -> contract.ExecuteResponse:
-        stub = contract.ExecutorServiceStub(self._channels.get(lease.executor_address))
-        answer: contract.ExecuteResponse = await call(
-            stub.Execute, contract.ExecuteRequest(lease_id=lease.lease_id), timeout_s=timeout_s
-        )
-        return answer
+        request, address = contract.ExecuteRequest(lease_id=lease.lease_id), executor_link(lease.executor_address)
+        return await ask(self.links, address, EXECUTE, request, contract.ExecuteResponse, timeout_s)
 
     async def drop(self, model: MadeModel, timeout_s: float = 10) -> contract.DropVersionResponse:
         request = contract.DropVersionRequest(

@@ -162,11 +162,11 @@ async def test_an_acquire_whose_answer_was_lost_is_given_back_by_its_own_id(node
     await node.acquire(model, acquire_id="first")
     second = asyncio.create_task(node.acquire(model, acquire_id="second"))
     await node.has_waiting(1)
-    await call(node.stub.Release, contract.ReleaseRequest(acquire_id="second"), timeout_s=5)
+    await node.give_back(acquire_id="second")
     with pytest.raises(RouseError) as ended:
         await second
     assert ended.value.reason == "GIVEN_UP"
-    await call(node.stub.Release, contract.ReleaseRequest(acquire_id="first"), timeout_s=5)
+    await node.give_back(acquire_id="first")
     await node.use(model)
 
 

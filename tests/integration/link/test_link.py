@@ -17,6 +17,7 @@ from rouse_testkit.front import eventually
 
 MAX_BYTES = 64 << 20
 ECHO, COUNT, FAIL, HANG, BREAK = (f"/test.v1.Test/{name}" for name in ("Echo", "Count", "Fail", "Hang", "Break"))
+MIXED = "/test.v1.Test/Mixed"
 
 
 class Handlers:
@@ -37,6 +38,11 @@ class Handlers:
             yield [str(number).encode()]
         if request == b"3":
             raise FailedPrecondition("THREE", "that was three")
+
+    async def mixed(self, request: Buffer, call: Incoming) -> list[Buffer] | None:
+        for number in range(int(bytes(request))):
+            await call.send([str(number).encode()])
+        return None if request == b"2" else [b"last"]
 
     async def fail(self, request: Buffer, call: Incoming) -> list[Buffer]:
         raise ResourceExhausted("FULL", "no room for 'ü'", retry_after_s=1.5, function="f")
@@ -63,6 +69,7 @@ async def serving(
         server.add(method, handler)
     server.add(COUNT, handlers.count)
     server.add(BREAK, handlers.broken)
+    server.add(MIXED, handlers.mixed)
     await server.start()
     try:
         yield server, handlers, links
@@ -107,6 +114,28 @@ async def test_a_stream_gives_its_responses_and_then_its_error() -> None:
         with pytest.raises(FailedPrecondition) as caught:
             await anext(stream)
         assert caught.value.reason == "THREE"
+
+
+async def test_one_handler_may_answer_once_or_many_times() -> None:
+    async with serving() as (server, _, links):
+        assert bytes(await call(links, server, MIXED, b"0")) == b"last"
+        for request, answers in ((b"2", [b"0", b"1"]), (b"3", [b"0", b"1", b"2", b"last"]), (b"0", [b"last"])):
+            got = [bytes(m) async for m in links.stream(server.address, MIXED.encode(), [request], 20)]
+            assert got == answers
+
+
+async def test_nothing_is_kept_of_addresses_that_are_gone(tmp_path: Path) -> None:
+    links = Links(MAX_BYTES)
+    for number in range(3):
+        server = LinkServer(f"unix:{tmp_path}/s{number}", max_message_bytes=MAX_BYTES)
+        server.add(ECHO, Handlers().echo)
+        await server.start()
+        assert bytes(await call(links, server, ECHO, b"x")) == b"<x>"
+        await server.stop(1)
+        with pytest.raises(Unavailable):
+            await call(links, server, ECHO, b"x")
+    await eventually(lambda: not links._peers, "no address is left")
+    await links.close()
 
 
 async def test_a_slow_reader_holds_its_own_stream_and_nothing_else() -> None:

@@ -27,7 +27,7 @@ def test_splitting_takes_out_one_field_and_joining_puts_it_back(request: node.In
     assert bytes(inputs) == request.inputs
     head = node.InferRequest.FromString(rest)
     assert head.inputs == b""
-    assert node.InferRequest.FromString(wire.join(rest, INPUTS, inputs)) == request
+    assert node.InferRequest.FromString(b"".join(wire.joined(rest, INPUTS, inputs))) == request
 
 
 @given(REQUESTS, st.binary(max_size=50))

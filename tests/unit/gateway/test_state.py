@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rouse_common.errors import InvalidArgument, NotFound, Unavailable
-from rouse_contracts import functions
+from rouse_contracts import functions, node
 from rouse_contracts.cluster import RoutingTable
 from rouse_gateway.state import Routes, Table, index, state_name
 from rouse_policy.routing import Candidate
@@ -25,23 +25,25 @@ def table() -> RoutingTable:
     route = made.functions.add(name="f", state="FUNCTION_STATE_READY", versions=versions, active_version_id="v2")
     for version_id, node_id in (("v2", "b"), ("v2", "b"), ("v2", "a"), ("v2", "unknown"), ("v0", "a")):
         route.instances.add(version_id=version_id, node_id=node_id)
-    a = made.nodes.add(node_id="a", router_address="host:1", queued_requests=4)
+    a = made.nodes.add(node_id="a", link_address="host:1", queued_requests=4)
     a.residency.add(version_id="v2", node_id="a", state="DEVICE", device="gpu0")
     a.residency.add(version_id="v2", node_id="a", state="HOST")
-    made.nodes.add(node_id="b", router_address="host:2")
+    made.nodes.add(node_id="b", link_address="host:2")
     return made
 
 
 def test_a_version_knows_the_nodes_that_serve_it() -> None:
     found = index(table())
     active = found.version("f", "")
-    assert (active.number, active.active, active.queue_capacity) == ("2", True, 9)
+    assert (active.number, active.active) == ("2", True)
+    head = node.InferRequest.FromString(active.head)
+    assert (head.function, head.version_id, head.queue_capacity) == (active.function, active.version_id, 9)
     assert active.candidates == (Candidate("a", "DEVICE", 4), Candidate("b", "", 0))
     assert found.version("f", "2") is active
     older = found.version("f", "0")
     assert not older.active
     assert older.candidates == (Candidate("a", "DEVICE", 4),), "without weights there is nothing to swap"
-    assert older.queue_capacity == 256
+    assert node.InferRequest.FromString(older.head).queue_capacity == 256
     assert found.version("f", "1").candidates == ()
     assert found.addresses == {"a": "host:1", "b": "host:2"}
     assert found.instances == {"a": 2, "b": 2, "unknown": 1}

@@ -226,20 +226,28 @@ class Links:
                     host, _, port = address.rpartition(":")
                     _, connection = await loop.create_connection(make, host.strip("[]"), int(port), ssl=self._tls)
                 await connection.greeted
+            if not connection.lost:
+                lane.open = connection
+                self._calls[connection] = {}
         except (OSError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise Unavailable("NOT_CONNECTED", f"cannot connect to {address}: {why}") from None
         finally:
             lane.connecting = None
+            self._drop_unconnected(address)
             if connection is not None and not connection.greeted.done():
                 connection.close()
-        if not connection.lost:
-            lane.open = connection
-            self._calls[connection] = {}
+
+    def _drop_unconnected(self, address: str) -> None:
+        """Keeps nothing of an address without a connection, so that memory does not grow with their number."""
+        peer = self._peers.get(address)
+        if peer is not None and not any(lane.open or lane.connecting for lane in (peer.small, peer.bulk)):
+            del self._peers[address]
 
     def _lost(self, connection: Connection, address: str, lane: _Lane) -> None:
         if lane.open is connection:
             lane.open = None
+        self._drop_unconnected(address)
         for pending in self._calls.pop(connection, {}).values():
             pending.fail(Unavailable("LINK_LOST", f"the link to {address} broke while the call was under way"))
 

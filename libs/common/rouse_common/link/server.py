@@ -34,32 +34,43 @@ class Incoming:
         deadline: on the event loop's clock, seconds.
     """
 
-    __slots__ = ("_loop", "deadline")
+    __slots__ = ("_connection", "_credit", "_expired", "_loop", "_more", "_number", "_task", "deadline")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection, number: int, timeout_s: float) -> None:
+        self._loop, self._connection, self._number = loop, connection, number
         self.deadline = loop.time() + timeout_s
+        self._task: asyncio.Task[None]
+        self._credit = WINDOW
+        self._more: asyncio.Event | None = None
+        self._expired = False
 
     @property
     def remaining_s(self) -> float:
         """Seconds until the caller's deadline."""
         return max(0.0, self.deadline - self._loop.time())
 
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        """Sends one response, more of which may follow; waits while the caller does not read what it got."""
+        while self._credit <= 0:
+            self._more = asyncio.Event()
+            await self._more.wait()
+        self._credit -= 1
+        self._connection.send(Kind.MESSAGE, self._number, parts=parts)
+        await self._connection.drained()
 
-Unary: TypeAlias = Callable[[Buffer, Incoming], Awaitable[Sequence[Buffer]]]
+    def _allow(self, count: int) -> None:
+        """The caller read so many responses more."""
+        self._credit = min(self._credit + count, WINDOW)
+        if self._more is not None:
+            self._more.set()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._task.cancel()
+
+
+Unary: TypeAlias = Callable[[Buffer, Incoming], Awaitable[Sequence[Buffer] | None]]
 Streaming: TypeAlias = Callable[[Buffer, Incoming], AsyncIterator[Sequence[Buffer]]]
-
-
-class _Served:
-    """A call's task, and how many responses it may still send."""
-
-    __slots__ = ("credit", "expired", "more", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None]
-        self.credit = WINDOW
-        self.more = asyncio.Event()
-        self.expired = False
 
 
 class LinkServer:
@@ -82,18 +93,20 @@ class LinkServer:
     ) -> None:
         self._listen, self._max_bytes, self._max_concurrent, self._tls = listen, max_message_bytes, max_concurrent, tls
         self._handlers: dict[bytes, tuple[str, bool, Any]] = {}
-        self._connections: dict[Connection, dict[int, _Served]] = {}
+        self._connections: dict[Connection, dict[int, Incoming]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._stopping = False
         self.address = listen
 
     def add(self, method: str, handler: Unary | Streaming) -> None:
-        """Adds a handler: a coroutine function, or an async generator function for streams of responses.
+        """Adds a handler.
 
         Args:
             method: "/package.Service/Method".
-            handler: called with the request's bytes; gives each response as parts of one message.
+            handler: called with the request's bytes; gives each response as parts of one message. A coroutine
+                function returns the last one, or None where all were sent by `Incoming.send`; an async generator
+                function yields them.
         """
         self._handlers[method.encode()] = (method, inspect.isasyncgenfunction(handler), handler)
 
@@ -150,15 +163,14 @@ class LinkServer:
         served = calls.get(frame.call)  # it may have ended meanwhile
         if frame.kind is Kind.CANCEL:
             if served is not None:
-                served.task.cancel()
+                served._task.cancel()
         elif frame.kind is Kind.CREDIT and len(frame.body) == CREDIT.size:
             if served is not None:
-                served.credit = min(served.credit + CREDIT.unpack(frame.body)[0], WINDOW)
-                served.more.set()
+                served._allow(CREDIT.unpack(frame.body)[0])
         else:
             raise ProtocolError(f"a client sends no {frame.kind.name} of {len(frame.body)} bytes")
 
-    def _begin(self, connection: Connection, calls: dict[int, _Served], frame: Frame) -> None:
+    def _begin(self, connection: Connection, calls: dict[int, Incoming], frame: Frame) -> None:
         name, timeout_s, traceparent = read_call_head(frame.head)
         handler = self._handlers.get(name)
         if frame.call in calls:
@@ -176,46 +188,43 @@ class LinkServer:
             assert refusal is not None
             connection.send(Kind.ERROR, frame.call, parts=(to_status(refusal),))
             return
-        served = calls[frame.call] = _Served()
-        served.task = self._loop.create_task(
-            self._serve(connection, calls, frame, served, handler, timeout_s, traceparent)
-        )
-        self._tasks.add(served.task)
-        served.task.add_done_callback(self._tasks.discard)
+        served = calls[frame.call] = Incoming(self._loop, connection, frame.call, timeout_s)
+        served._task = self._loop.create_task(self._serve(connection, calls, frame, served, handler, traceparent))
+        self._tasks.add(served._task)
+        served._task.add_done_callback(self._tasks.discard)
 
     def _lost(self, connection: Connection) -> None:
         for served in self._connections.pop(connection, {}).values():
-            served.task.cancel()
+            served._task.cancel()
 
     # ---- Calls --------------------------------------------------------------------------------
 
     async def _serve(
         self,
         connection: Connection,
-        calls: dict[int, _Served],
+        calls: dict[int, Incoming],
         frame: Frame,
-        served: _Served,
+        served: Incoming,
         handler: tuple[str, bool, Any],
-        timeout_s: float,
         traceparent: str,
     ) -> None:
         method, streaming, serve = handler
         call = frame.call
         observed = Observed("link", method, telemetry.extract({telemetry.TRACEPARENT: traceparent}))
-        timer = self._loop.call_later(timeout_s, self._expire, served)
-        incoming = Incoming(self._loop, timeout_s)
+        timer = self._loop.call_at(served.deadline, served._expire)
         error: BaseException | None = None
         try:
             if streaming:
-                await self._stream(connection, call, served, serve(frame.body, incoming))
+                await _stream(served, serve(frame.body, served))
                 connection.send(Kind.END, call)
             else:
-                connection.send(Kind.LAST, call, parts=await serve(frame.body, incoming))
+                last = await serve(frame.body, served)
+                connection.send(Kind.END if last is None else Kind.LAST, call, parts=last or ())
             await connection.drained()
         except asyncio.CancelledError as cancelled:
             # The end of the call's own task: by its deadline, by its caller, or by our stop.
-            error = DeadlineExceeded("DEADLINE_EXCEEDED", f"{method} ran out of time") if served.expired else cancelled
-            if self._stopping and not served.expired:
+            error = DeadlineExceeded("DEADLINE_EXCEEDED", f"{method} ran out of time") if served._expired else cancelled
+            if self._stopping and not served._expired:
                 error = Unavailable("UNAVAILABLE", "the server stopped while the call was under way")
         except Exception as raised:  # noqa: BLE001 - whatever a handler raises is answered typed, and logged
             error = raised
@@ -226,21 +235,11 @@ class LinkServer:
         if typed is not None:
             connection.send(Kind.ERROR, call, parts=(to_status(typed),))
 
-    async def _stream(
-        self, connection: Connection, call: int, served: _Served, responses: AsyncGenerator[Sequence[Buffer], None]
-    ) -> None:
-        async with aclosing(responses):
-            async for parts in responses:
-                while served.credit <= 0:
-                    served.more.clear()
-                    await served.more.wait()
-                served.credit -= 1
-                connection.send(Kind.MESSAGE, call, parts=parts)
-                await connection.drained()
 
-    def _expire(self, served: _Served) -> None:
-        served.expired = True
-        served.task.cancel()
+async def _stream(served: Incoming, responses: AsyncGenerator[Sequence[Buffer], None]) -> None:
+    async with aclosing(responses):
+        async for parts in responses:
+            await served.send(parts)
 
 
 def _remove(path: str) -> None:

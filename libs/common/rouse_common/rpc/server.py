@@ -11,6 +11,7 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rouse_common import telemetry
+from rouse_common.errors import Unimplemented
 from rouse_common.observed import Observed
 from rouse_common.rpc import health
 from rouse_common.rpc.health import Health
@@ -126,7 +127,7 @@ class _Observed:
     """Context manager around one call: span, metrics, error mapping."""
 
     def __init__(self, method: str, context: grpc.aio.ServicerContext) -> None:
-        self._context = context
+        self._method, self._context = method, context
         metadata = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         self._observed = Observed("grpc", method, telemetry.extract(metadata))
 
@@ -134,6 +135,9 @@ class _Observed:
         pass
 
     async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, NotImplementedError) and self._context.code() is grpc.StatusCode.UNIMPLEMENTED:
+            # What generated code does for a method that a servicer does not have.
+            error = Unimplemented("NOT_SERVED", f"{self._method} is not served here by gRPC", method=self._method)
         aborted = isinstance(error, grpc.aio.AbortError)
         code = (self._context.code() or grpc.StatusCode.UNKNOWN) if aborted else None
         typed = self._observed.end(error, code)

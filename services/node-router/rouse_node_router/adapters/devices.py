@@ -7,13 +7,17 @@ import itertools
 import logging
 from dataclasses import dataclass
 
-from rouse_common.errors import RouseError, Unavailable
+from google.protobuf.message import DecodeError
+
+from rouse_common.errors import Internal, RouseError, Unavailable
+from rouse_common.link import Buffer, Links
 from rouse_common.rpc import Channels, call
 from rouse_contracts import device as contract
+from rouse_contracts.links import ACQUIRE, RELEASE
 from rouse_node_router import metrics
-from rouse_node_router.adapters.reach import connected
 
 LOG = logging.getLogger(__name__)
+ACQUIRE_METHOD, RELEASE_METHOD = ACQUIRE.encode(), RELEASE.encode()
 
 # A gpu-server that is restarted is back within seconds; requests wait for it that long.
 REACH_S = 5.0
@@ -21,6 +25,8 @@ RELEASE_TIMEOUT_S = 2.0
 RELEASE_TRIES = 5
 RELEASE_PAUSE_S = 0.5
 MAX_RELEASES = 10_000
+# What a call ends with that gpu-server did not answer.
+UNANSWERED = ("LINK_LOST", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +45,26 @@ class Devices:
 
     Args:
         channels: where the channel to gpu-server is kept.
-        address: of gpu-server.
+        links: where the link to it is kept.
+        address, link: of gpu-server's gRPC server and of its link.
         owner: node id.
         incarnation: new at each start of the router.
         tasks: the group that releases run in.
     """
 
     def __init__(
-        self, channels: Channels, address: str, owner: str, incarnation: str, tasks: asyncio.TaskGroup
+        self,
+        channels: Channels,
+        links: Links,
+        address: str,
+        link: str,
+        owner: str,
+        incarnation: str,
+        tasks: asyncio.TaskGroup,
     ) -> None:
-        self._channel = channels.get(address)
-        self._stub = contract.DeviceServiceStub(self._channel)
-        self._address, self._owner, self._incarnation = address, owner, incarnation
+        self._stub = contract.DeviceServiceStub(channels.get(address))
+        self._links, self._link = links, link
+        self._owner, self._incarnation = owner, incarnation
         self._tasks = tasks
         self._numbers = itertools.count()
         self._releases: set[asyncio.Task[None]] = set()
@@ -62,8 +76,6 @@ class Devices:
         GPU_SERVER_LOST where it went away meanwhile. However this ends, cancellation included, a lease that
         was granted and is not returned goes back.
         """
-        if not await connected(self._channel, min(timeout_s, REACH_S), patient=True):
-            raise Unavailable("GPU_SERVER_AWAY", f"gpu-server at {self._address} does not answer; is it running?")
         acquire_id = f"{self._incarnation}-{next(self._numbers)}"
         request = contract.AcquireRequest(
             version_id=version_id,
@@ -73,18 +85,38 @@ class Devices:
             acquire_id=acquire_id,
         )
         try:
-            granted = await call(self._stub.Acquire, request, timeout_s=timeout_s)
+            granted = contract.AcquireResponse.FromString(await self._ask(request.SerializeToString(), timeout_s))
         except asyncio.CancelledError:
             self._give_back(contract.ReleaseRequest(acquire_id=acquire_id))
             raise
+        except DecodeError as error:
+            self._give_back(contract.ReleaseRequest(acquire_id=acquire_id))
+            raise Internal("BAD_ANSWER", f"gpu-server answered with what is no AcquireResponse: {error}") from None
         except RouseError as error:
-            # Without ErrorInfo it is not gpu-server that refused: a grant may be lost on the way.
-            if error.reason == error.code.name:
+            # It is not gpu-server that refused: a grant may be lost on the way.
+            if error.reason in UNANSWERED:
                 self._give_back(contract.ReleaseRequest(acquire_id=acquire_id))
-            if isinstance(error, Unavailable) and error.reason == "UNAVAILABLE":
-                raise Unavailable("GPU_SERVER_LOST", f"gpu-server at {self._address} went away: {error}") from None
+            if isinstance(error, Unavailable) and error.reason in UNANSWERED:
+                raise Unavailable("GPU_SERVER_LOST", f"gpu-server at {self._link} went away: {error}") from None
             raise
         return Lease(granted.lease_id, granted.executor_address, granted.device, granted.swap_ms, granted.swapped_in)
+
+    async def _ask(self, request: bytes, timeout_s: float) -> bytes:
+        """Acquire as it is. One that found no connection was not sent: it waits for gpu-server and goes again."""
+        until = asyncio.get_running_loop().time() + timeout_s
+        try:
+            return bytes(await self._links.call(self._link, ACQUIRE_METHOD, (request,), timeout_s))
+        except Unavailable as error:
+            if error.reason != "NOT_CONNECTED":
+                raise
+        if await self._links.connected(self._link, min(timeout_s, REACH_S), patient=True):
+            left_s = until - asyncio.get_running_loop().time()
+            try:
+                return bytes(await self._links.call(self._link, ACQUIRE_METHOD, (request,), left_s))
+            except Unavailable as error:
+                if error.reason != "NOT_CONNECTED":
+                    raise
+        raise Unavailable("GPU_SERVER_AWAY", f"gpu-server at {self._link} does not answer; is it running?")
 
     def release(self, lease: Lease, device_ms: float, *, abandoned: bool) -> None:
         """Gives a device back, without waiting for it.
@@ -119,9 +151,10 @@ class Devices:
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, request: contract.ReleaseRequest) -> None:
+        message: list[Buffer] = [request.SerializeToString()]
         for attempt in range(1, RELEASE_TRIES + 1):
             try:
-                await call(self._stub.Release, request, timeout_s=RELEASE_TIMEOUT_S)
+                await self._links.call(self._link, RELEASE_METHOD, message, RELEASE_TIMEOUT_S)
                 return
             except RouseError as error:
                 # Releasing twice succeeds, so whatever went wrong, it may be tried again.
