@@ -57,7 +57,7 @@ def test_a_function_goes_to_zero_and_its_next_request_waits_and_succeeds(mesh: M
     client.infer("sleepy", X)
     for _ in range(2):
         mesh.wait_until(lambda: client.describe("sleepy").function.ready_instances == 0, "the function sleeps")
-        assert mesh.instance_pids("sleepy") == []
+        mesh.wait_until(lambda: mesh.instance_pids("sleepy") == [], "its process is gone")
         result = client.infer("sleepy", X, timeout=60)
         np.testing.assert_array_equal(result["y"], X["x"])
         assert result.timings.held_ms > 0
