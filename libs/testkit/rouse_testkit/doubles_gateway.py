@@ -62,8 +62,9 @@ async def echo(request: node.InferRequest) -> node.InferResponse:
     )
 
 
-class NodeDouble:
-    """A node-router's link. `behaviour` says what Infer does, also as a generator; replace it at any time."""
+class NodeDouble(node.NodeServiceServicer):
+    """A node-router: `served` is its link, `described` its gRPC server. `behaviour` says what Infer does, also as a
+    generator; replace it at any time."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -75,6 +76,7 @@ class NodeDouble:
         self.arrived = asyncio.Event()
         self.served = Linked()
         self.served.add(INFER, node.InferRequest, self._infer)
+        self.described = Served(node.add_NodeServiceServicer_to_server, self, node.DESCRIPTOR)
 
     async def _infer(self, request: node.InferRequest, call: Incoming) -> node.InferResponse | None:
         self.requests.append(request)
@@ -148,10 +150,12 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
             await server.kill()
         for double in self.nodes.values():
             await double.served.kill()
+            await double.described.kill()
 
     async def add_node(self, node_id: str) -> NodeDouble:
         double = self.nodes[node_id] = NodeDouble(node_id)
         await double.served.start()
+        await double.described.start()
         return double
 
     def add_function(
@@ -219,7 +223,10 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
                 route.instances.add(instance_id=f"{version_id}-i{number}", version_id=version_id, node_id=node_id)
         for node_id, double in self.nodes.items():
             row = table.nodes.add(
-                node_id=node_id, link_address=double.served.address, queued_requests=self.queued.get(node_id, 0)
+                node_id=node_id,
+                router_address=double.described.address,
+                link_address=double.served.address,
+                queued_requests=self.queued.get(node_id, 0),
             )
             for (version_id, where), state in self.residency.items():
                 if where == node_id:
