@@ -24,8 +24,8 @@ from rouse_gateway.config import GatewayConfig
 from rouse_gateway.dispatch import Dispatcher
 from rouse_gateway.feed import RoutingFeed
 from rouse_gateway.http.limits import Limits
-from rouse_gateway.http.models import Models
-from rouse_gateway.http.routes import make_app
+from rouse_gateway.http.router import Router
+from rouse_gateway.http.routes import make_app, make_router
 from rouse_gateway.http.server import HttpServer
 from rouse_gateway.oip.desk import Desk
 from rouse_gateway.oip.inferences import Inferences
@@ -108,7 +108,7 @@ class GatewayApp:
             logs,
         )
         mesh_version = version("rouse-gateway")
-        rest = self._rest(Models(routes, dispatcher, config.default_timeout_s, mesh_version))
+        rest = self._rest(make_router(routes, desk, mesh_version))
         neighbours = Neighbours(
             cluster,
             Repository(channels, config.model_repository),
@@ -153,14 +153,14 @@ class GatewayApp:
             await asyncio.gather(server.stop(config.drain_s), _stop(rest, config.drain_s))
         return background
 
-    def _rest(self, models: Models) -> HttpServer | None:
+    def _rest(self, router: Router) -> HttpServer | None:
         """The HTTP port, taken but not served yet; None where it is turned off. Raises OSError."""
         if not self._config.http_listen:
             return None
         limits = Limits(self._max_message_bytes, self._config.max_http_buffer_mib << 20)
         tls = self._config.public_tls
         context = tls.server_context() if tls is not None else None
-        server = HttpServer(self._config.http_listen, make_app(models, limits), limits, context)
+        server = HttpServer(self._config.http_listen, make_app(router, limits), limits, context)
         server.bind()
         return server
 

@@ -18,9 +18,12 @@ from rouse_gateway.http import compression, infer
 from rouse_gateway.http.messages import Reply, Request
 from rouse_gateway.http.router import Route, Router
 from rouse_gateway.http.timeouts import header_timeout
+from rouse_gateway.wire import TensorView
 
 GOOD = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1.0, 2.0]}
 LIMIT = 1 << 20
+# What may become of a body that is anything.
+READ = ("", "MALFORMED_REQUEST", "BAD_CONTENTS", "BAD_PARAMETER", "BAD_TIMEOUT", "BAD_SHARED_MEMORY")
 
 
 def body(*inputs: Any, **fields: Any) -> bytes:
@@ -47,15 +50,16 @@ def test_blobs_are_taken_in_order_without_copies(blobs: list[bytes], binary: boo
     ]
     head = body(*entries, parameters={"binary_data_output": binary})
     whole = head + b"".join(blobs)
-    found = infer.read(whole, str(len(head)))
-    assert [bytes(tensor.data) for tensor in found.inputs] == blobs
-    assert all(isinstance(tensor.data, memoryview) and tensor.data.obj is whole for tensor in found.inputs)
-    assert found.binary is binary
+    found, form = infer.read("m", "", whole, str(len(head)))
+    tensors = [tensor for tensor in found.inputs if isinstance(tensor, TensorView)]
+    assert [bytes(tensor.data) for tensor in tensors] == blobs
+    assert all(isinstance(tensor.data, memoryview) and tensor.data.obj is whole for tensor in tensors)
+    assert form.binary is binary
 
 
 @given(st.binary(max_size=200), st.none() | st.text(max_size=24) | st.integers(-2, 300).map(str))
 def test_any_bytes_are_read_or_refused(content: bytes, length: str | None) -> None:
-    assert reason(lambda: infer.read(content, length)) in ("", "MALFORMED_REQUEST", "BAD_CONTENTS")
+    assert reason(lambda: infer.read("m", "", content, length)) in READ
 
 
 JSON = st.recursive(
@@ -70,7 +74,7 @@ BROKEN = st.dictionaries(FIELDS, JSON, max_size=5).map(lambda changes: GOOD | ch
 @given(st.lists(BROKEN | JSON, max_size=3), st.dictionaries(st.sampled_from(["id", "parameters", "outputs"]), JSON))
 def test_any_json_is_read_or_refused(entries: list[Any], fields: dict[str, Any]) -> None:
     content = json.dumps({"inputs": entries} | fields).encode()
-    assert reason(lambda: infer.read(content, None)) in ("", "MALFORMED_REQUEST", "BAD_CONTENTS")
+    assert reason(lambda: infer.read("m", "", content, None)) in READ
 
 
 BINARY = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}
@@ -112,7 +116,7 @@ BINARY = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_
 )
 def test_what_is_wrong_is_named(content: bytes, length: str | None, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        infer.read(content, length)
+        infer.read("m", "", content, length)
 
 
 # ---- Compression --------------------------------------------------------------------------------------

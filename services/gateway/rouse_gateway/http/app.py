@@ -127,13 +127,13 @@ class _Exchange:
     def begin(self, route: Route) -> None:
         """Opens the request's span, in the caller's trace where its traceparent names one."""
         self.route = route.template
-        if not route.traced:
+        if not route.span:
             return
         traceparent = self.headers.get(b"traceparent")
         carried = {} if traceparent is None else {telemetry.TRACEPARENT: traceparent.decode("latin-1")}
         parent = telemetry.extract(carried)
         attributes = {"http.request.method": self.method, "http.route": route.template}
-        self._span = telemetry.TRACER.start_span(f"{self.method} {route.template}", parent, SpanKind.SERVER, attributes)
+        self._span = telemetry.TRACER.start_span(route.span, parent, SpanKind.SERVER, attributes)
         # Never detached: each request has a task, and with it a context, of its own.
         otel_context.attach(trace.set_span_in_context(self._span, parent))
         self._trace_id = telemetry.current_trace_id()
@@ -171,7 +171,7 @@ class _Exchange:
         parts = [part for part in reply.parts if len(part)]
         size = sum(map(len, parts))
         headers = [(b"content-type", reply.content_type), *reply.headers]
-        encoding = compression.accepted(self.headers)
+        encoding = compression.accepted(self.headers) if reply.compressible else ""
         if encoding and size >= compression.MIN_BYTES:
             whole = b"".join(parts)
             if size <= COMPRESSED_HERE:

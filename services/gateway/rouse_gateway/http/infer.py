@@ -1,4 +1,4 @@
-"""The body of an inference: JSON with or without binary tensors, to a Call and from an Answer."""
+"""The body of an inference: JSON with or without binary tensors, to a Request and from a Reply."""
 
 from __future__ import annotations
 
@@ -9,48 +9,47 @@ from typing import Any
 
 from rouse_common.errors import InvalidArgument
 from rouse_contracts.wire import Buffer
-from rouse_gateway.dispatch import Answer
-from rouse_gateway.http import data
+from rouse_gateway import protocol
+from rouse_gateway.http import data, messages
 from rouse_gateway.http.errors import bad_request
-from rouse_gateway.http.messages import BINARY, Reply
+from rouse_gateway.http.messages import BINARY
+from rouse_gateway.oip import parameters
+from rouse_gateway.oip.parameters import Value
+from rouse_gateway.oip.requests import (
+    OFFSET,
+    REGION,
+    SIZE,
+    PlacedTensor,
+    Reply,
+    Request,
+    Wanted,
+    read_place,
+    read_wanted,
+)
 from rouse_gateway.state import Version
 from rouse_gateway.wire import TensorView
 
 HEADER_LENGTH = b"inference-header-content-length"
-TRACE_PARAMETER = "rouse_trace_id"
+BINARY_SIZE = "binary_data_size"
 MAX_TENSORS = 1000
 MAX_ID_CHARS = 1024
+WHOLE = range(-(1 << 63), 1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """A requested output.
+class Form:
+    """How outputs are wanted: as binary data behind the JSON, or in it.
 
     Args:
-        binary: whether its data travels behind the JSON, as bytes.
+        binary: of those that are not in `of`.
+        of: by name.
     """
 
-    name: str
     binary: bool
-    parameters: Mapping[str, Any]
+    of: Mapping[str, bool]
 
-
-@dataclass(frozen=True, slots=True)
-class Inference:
-    """A request's body, understood but not checked against any function.
-
-    Args:
-        outputs: those asked for; empty: all, binary where `binary`.
-        parameters: of the request.
-        input_parameters: of each input, in their order.
-    """
-
-    id: str
-    inputs: list[TensorView]
-    input_parameters: list[Mapping[str, Any]]
-    outputs: list[Output]
-    binary: bool
-    parameters: Mapping[str, Any]
+    def is_binary(self, name: str) -> bool:
+        return self.of.get(name, self.binary)
 
 
 def load(text: Buffer) -> dict[str, Any]:
@@ -84,24 +83,32 @@ def split(body: bytes, header_length: str | None) -> tuple[Buffer, memoryview]:
     return view[: int(header_length)], view[int(header_length) :]
 
 
-def read(body: bytes, header_length: str | None) -> Inference:
+def read(model: str, version: str, body: bytes, header_length: str | None) -> tuple[Request, Form]:
     """A body of …/infer. Raises InvalidArgument."""
     text, blob = split(body, header_length)
     document = load(text)
-    parameters = _parameters(document, "the request")
+    given = values(document, "the request")
     blobs = _Blobs(blob)
-    inputs, input_parameters = [], []
-    for entry in _entries(document, "inputs", required=True):
-        tensor, own = _input(entry, blobs)
-        inputs.append(tensor)
-        input_parameters.append(own)
+    inputs = [_input(model, entry, blobs) for entry in _entries(document, "inputs", required=True)]
     blobs.check_used()
-    binary = _flag(parameters, "binary_data_output", "the request")
-    outputs = [_output(entry, binary) for entry in _entries(document, "outputs", required=False)]
-    request_id = document.get("id", "")
-    if type(request_id) is not str or len(request_id) > MAX_ID_CHARS:
+    binary = _flag(given, "binary_data_output", "the request")
+    forms: dict[str, bool] = {}
+    outputs: list[Wanted] = []
+    for entry in _entries(document, "outputs", required=False):
+        name, where = entry["name"], f"output '{entry['name'][:80]}'"
+        own = values(entry, where)
+        forms[name] = _flag(own, "binary_data", where, binary)
+        outputs.append(read_wanted(model, name, own))
+    read_parameters = parameters.read(model, given)
+    return Request(model, version, read_id(document), inputs, outputs, read_parameters), Form(binary, forms)
+
+
+def read_id(document: Mapping[str, Any]) -> str:
+    """The request's id; empty where it has none. Raises InvalidArgument."""
+    found = document.get("id", "")
+    if type(found) is not str or len(found) > MAX_ID_CHARS:
         raise bad_request(f"id: want a string of at most {MAX_ID_CHARS} characters")
-    return Inference(request_id, inputs, input_parameters, outputs, binary, parameters)
+    return found
 
 
 class _Blobs:
@@ -111,13 +118,13 @@ class _Blobs:
         self._view = view
         self._taken = 0
 
-    def take(self, name: str, size: Any) -> memoryview:
+    def take(self, name: str, size: Value) -> memoryview:
         if type(size) is not int or size < 0:
-            raise _bad_input(name, "binary_data_size: want the number of bytes")
+            raise _bad_input(name, f"{BINARY_SIZE}: want the number of bytes")
         end = self._taken + size
         if end > len(self._view):
             raise _bad_input(
-                name, f"binary_data_size says {size} bytes, {len(self._view) - self._taken} are left in the body"
+                name, f"{BINARY_SIZE} says {size} bytes, {len(self._view) - self._taken} are left in the body"
             )
         view = self._view[self._taken : end]
         self._taken = end
@@ -141,45 +148,49 @@ def _entries(document: Mapping[str, Any], key: str, *, required: bool) -> Iterat
         yield entry
 
 
-def _input(entry: Mapping[str, Any], blobs: _Blobs) -> tuple[TensorView, Mapping[str, Any]]:
+def _input(model: str, entry: Mapping[str, Any], blobs: _Blobs) -> TensorView | PlacedTensor:
     name, datatype, shape = entry["name"], entry.get("datatype"), entry.get("shape")
     if type(datatype) is not str:
         raise _bad_input(name, "datatype: want a string, as FP32")
     if type(shape) is not list or any(type(size) is not int for size in shape):
         raise _bad_input(name, "shape: want a list of whole numbers")
-    parameters = _parameters(entry, f"input '{name[:80]}'")
-    if "binary_data_size" in parameters:
-        if "data" in entry:
-            raise _bad_input(name, "has data beside binary data; send one of them")
-        content: Buffer = blobs.take(name, parameters["binary_data_size"])
-    elif "data" in entry:
-        content = data.pack(name, datatype, shape, entry["data"])
-    elif "shared_memory_region" in parameters:
-        content = b""
-    else:
-        raise _bad_input(name, "has no data")
-    return TensorView(name, datatype, tuple(shape), content), parameters
+    given = values(entry, f"input '{name[:80]}'")
+    sources = [key for key, there in (("data", entry), (BINARY_SIZE, given), (REGION, given)) if key in there]
+    if len(sources) != 1:
+        raise _bad_input(name, f"has {' beside '.join(sources) or 'no data'}; send its data once")
+    place = read_place(model, name[:80], given)
+    if place is not None:
+        return PlacedTensor(name, datatype, tuple(shape), place)
+    if "data" in entry:
+        return TensorView(name, datatype, tuple(shape), data.pack(name, datatype, shape, entry["data"]))
+    return TensorView(name, datatype, tuple(shape), blobs.take(name, given[BINARY_SIZE]))
 
 
-def _output(entry: Mapping[str, Any], default: bool) -> Output:
-    where = f"output '{entry['name'][:80]}'"
-    parameters = _parameters(entry, where)
-    return Output(entry["name"], _flag(parameters, "binary_data", where, default), parameters)
-
-
-def _parameters(entry: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    parameters = entry.get("parameters")
-    if parameters is None:
+def values(entry: Mapping[str, Any], where: str) -> dict[str, Value]:
+    """The parameters of a request, an input or an output; null is none. Raises InvalidArgument."""
+    given = entry.get("parameters")
+    if given is None:
         return {}
-    if type(parameters) is not dict:
+    if type(given) is not dict:
         raise bad_request(f"parameters of {where}: want an object")
-    return parameters
+    return {name: value_of(name, value, where) for name, value in given.items() if value is not None}
 
 
-def _flag(parameters: Mapping[str, Any], key: str, where: str, default: bool = False) -> bool:
-    value = parameters.get(key, default)
+def value_of(name: str, value: Any, where: str) -> Value:
+    """A parameter's value. Raises InvalidArgument BAD_PARAMETER."""
+    if not isinstance(value, bool | int | float | str) or (type(value) is int and value not in WHOLE):
+        raise bad_request(
+            f"parameter {name[:80]} of {where}: want a boolean, a number of 64 bits or a string",
+            "BAD_PARAMETER",
+            parameter=name[:80],
+        )
+    return value
+
+
+def _flag(given: Mapping[str, Value], key: str, where: str, default: bool = False) -> bool:
+    value = given.get(key, default)
     if type(value) is not bool:
-        raise bad_request(f"parameter {key} of {where}: want true or false")
+        raise bad_request(f"parameter {key} of {where}: want true or false", "BAD_PARAMETER", parameter=key)
     return value
 
 
@@ -187,42 +198,46 @@ def _bad_input(name: str, text: str) -> InvalidArgument:
     return bad_request(f"input '{name[:80]}' {text}", "BAD_CONTENTS", tensor=name[:80])
 
 
-def check_outputs(version: Version, inference: Inference) -> None:
+def check_outputs(version: Version, request: Request, form: Form) -> None:
     """Refuses, before anything runs, outputs that JSON cannot carry. Raises InvalidArgument NOT_JSON."""
-    if inference.outputs:
-        asked = {output.name for output in inference.outputs if not output.binary}
-    else:
-        asked = set() if inference.binary else set(version.outputs)
-    if asked:
-        for spec in version.contract.spec.signature.outputs:
-            if spec.datatype in data.BINARY_ONLY and spec.name in asked:
-                raise data.not_json(spec.name, f"has the datatype {spec.datatype}, which has no JSON form")
+    wanted = {output.name: output for output in request.outputs}
+    for spec in version.contract.spec.signature.outputs:
+        if spec.datatype not in data.BINARY_ONLY or form.is_binary(spec.name) or (wanted and spec.name not in wanted):
+            continue
+        output = wanted.get(spec.name)
+        if output is None or not (output.classes or output.place):
+            raise data.not_json(spec.name, f"has the datatype {spec.datatype}, which has no JSON form")
 
 
-def write(answer: Answer, inference: Inference, trace_id: str) -> Reply:
+def write(reply: Reply, request: Request, form: Form, trace_id: str) -> messages.Reply:
     """The answer, with each output in the form that was asked for. Raises InvalidArgument NOT_JSON."""
-    binary = {output.name: output.binary for output in inference.outputs}
     blobs: list[Buffer] = []
     outputs = []
-    for tensor in answer.outputs:
+    binary = False
+    for tensor in reply.outputs:
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if binary.get(tensor.name, inference.binary):
-            entry["parameters"] = {"binary_data_size": len(tensor.data)}
+        place = reply.placed.get(tensor.name)
+        if place is not None:
+            entry["parameters"] = {REGION: place.region, OFFSET: place.offset, SIZE: place.size}
+        elif form.is_binary(tensor.name):
+            entry["parameters"] = {BINARY_SIZE: len(tensor.data)}
             blobs.append(tensor.data)
+            binary = True
         else:
             entry["data"] = data.unpack(tensor.name, tensor.datatype, tensor.data)
         outputs.append(entry)
-    head: dict[str, Any] = {"model_name": answer.version.function, "model_version": answer.version.number}
-    if inference.id:
-        head["id"] = inference.id
+    version = reply.answer.version
+    head: dict[str, Any] = {"model_name": version.function, "model_version": version.number}
+    if request.id:
+        head["id"] = request.id
     if trace_id:
-        head["parameters"] = {TRACE_PARAMETER: trace_id}
+        head["parameters"] = {protocol.TRACE_PARAMETER: trace_id}
     head["outputs"] = outputs
     text = dump(head)
-    if not any(map(len, blobs)) and not any("parameters" in entry for entry in outputs):
-        return Reply([text])
+    if not binary:
+        return messages.Reply([text], compressible=True)
     headers = ((HEADER_LENGTH, str(len(text)).encode()),)
-    return Reply([text, *blobs], content_type=BINARY, headers=headers)
+    return messages.Reply([text, *blobs], content_type=BINARY, headers=headers, compressible=True)
 
 
 def dump(document: dict[str, Any] | list[Any]) -> bytes:

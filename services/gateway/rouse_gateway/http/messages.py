@@ -42,12 +42,15 @@ class Reply:
     Args:
         parts: the body in pieces, so that tensors need not be copied.
         headers: beside content-type and content-length.
+        compressible: whether it is compressed for clients that accept it. Inferences alone are, as Triton has it:
+            its asynchronous client accepts gzip for all answers and inflates none but these.
     """
 
     parts: Sequence[Buffer]
     status: int = 200
     content_type: bytes = JSON
     headers: Headers = ()
+    compressible: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ class Route:
 
     Args:
         template: the path with names in braces, as in the OpenAPI document.
-        traced: whether a request is a span of its own.
+        span: what the span of a request is called; empty: it has none.
         open: whether it is answered without a key.
     """
 
     method: str
     template: str
     handler: Handler
-    traced: bool = True
+    span: str = ""
     open: bool = False
 
 

@@ -9,7 +9,7 @@ from rouse_common.errors import InvalidArgument, Unimplemented
 from rouse_common.sampling import UNLIMITED, RequestSampler, SamplingSettings
 
 # Names of the server spans that are inferences, of every transport.
-REQUEST_SPANS = frozenset({"ModelInfer", "Infer", "InferStream"})
+REQUEST_SPANS = frozenset({"ModelInfer", "Infer", "InferStream", "Generate", "GenerateStream"})
 
 LEVEL, RATE, COUNT = "trace_level", "trace_rate", "trace_count"
 OFF, TIMESTAMPS = "OFF", "TIMESTAMPS"
