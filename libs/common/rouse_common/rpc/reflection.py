@@ -31,7 +31,7 @@ class Reflection:
         for proto in protos:
             pool.Add(proto)
         self._servicer = reflection.aio.ReflectionServicer([*services, ALPHA, STABLE], pool=pool)
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._streams: set[asyncio.Timeout] = set()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds both versions to a server."""
@@ -46,17 +46,19 @@ class Reflection:
     def close(self) -> None:
         """Ends the streams that are open."""
         for stream in self._streams:
-            stream.cancel()
+            stream.reschedule(asyncio.get_running_loop().time())
 
     async def _answer(self, requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
         try:
-            async for response in self._servicer.ServerReflectionInfo(requests, context):
-                yield response
-        finally:
-            self._streams.discard(task)
+            async with asyncio.timeout(None) as stream:
+                self._streams.add(stream)
+                try:
+                    async for response in self._servicer.ServerReflectionInfo(requests, context):
+                        yield response
+                finally:
+                    self._streams.discard(stream)
+        except TimeoutError:  # `close` has set the time
+            return
 
 
 def _with_dependencies(files: Iterable[FileDescriptor]) -> Iterable[FileDescriptor]:
