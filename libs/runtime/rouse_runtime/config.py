@@ -21,7 +21,7 @@ class InstanceConfig:
     function: str = option("", "name of the function, for log lines")
     format: str = option(
         "", "format of the artefact, so that libraries are imported while it is being staged",
-        choices=("", "HUGGING_FACE", "PYTHON"),
+        choices=("", "HUGGING_FACE", "PYTHON", "TORCH_EXPORT"),
     )  # fmt: skip
     log_level: str = option("INFO", "lowest level that is logged", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     otlp_endpoint: str = option("", "OTLP/gRPC endpoint that spans are exported to; empty: none")

@@ -173,16 +173,14 @@ class Instance:
 
     def _prepare(self) -> None:
         """Imports what is needed anyway, while the artefact is being staged."""
-        if self._config.format == "HUGGING_FACE":
-            importlib.import_module("rouse_runtime.handlers.huggingface").prepare()
+        _prepare_format(self._config.format)
 
     def _import_for(self, assignment: coordination.GetAssignmentResponse) -> None:
         """Imports the libraries that Rouse itself needs for a function."""
         importlib.import_module("rouse_runtime.arrays")
         if assignment.artefact.layout.image_bytes:
             importlib.import_module("torch")
-        if assignment.version.format == ArtefactFormat.ARTEFACT_FORMAT_HUGGING_FACE:
-            importlib.import_module("rouse_runtime.handlers.huggingface").prepare()
+        _prepare_format(ArtefactFormat.Name(assignment.version.format).removeprefix("ARTEFACT_FORMAT_"))
 
     def _load(self, assignment: coordination.GetAssignmentResponse) -> Loaded | str:
         """The loaded function, or in one line why it cannot be loaded."""
@@ -209,3 +207,10 @@ class Instance:
         finally:
             self._finish_output()
         return Loaded(assignment, handler, weights)
+
+
+def _prepare_format(name: str) -> None:
+    """Imports what every function of a format needs."""
+    handler = {"HUGGING_FACE": "huggingface", "TORCH_EXPORT": "exported"}.get(name)
+    if handler is not None:
+        importlib.import_module(f"rouse_runtime.handlers.{handler}").prepare()

@@ -16,6 +16,7 @@ from rouse_contracts import specs
 _FORMATS = {
     contract.ARTEFACT_FORMAT_HUGGING_FACE: "HUGGING_FACE",
     contract.ARTEFACT_FORMAT_PYTHON: "PYTHON",
+    contract.ARTEFACT_FORMAT_TORCH_EXPORT: "TORCH_EXPORT",
 }
 
 

@@ -8,9 +8,11 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from rouse import exported
 from rouse import manifest as manifests
 from rouse.errors import PackageError
 from rouse.manifest import Manifest
@@ -48,6 +50,8 @@ class Package:
     format: str
     manifest: Manifest
     files: tuple[PackageFile, ...]
+    # Holds files that were made for the package; they go when it goes.
+    made: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -55,7 +59,8 @@ class Package:
 
 
 def read_package(folder: str | os.PathLike[str]) -> Package:
-    """Reads a folder with a rouse.toml, or a Hugging Face directory (config.json and *.safetensors).
+    """Reads a folder with a rouse.toml, a Hugging Face directory (config.json and *.safetensors), or a program of
+    torch.export (model.pt2).
 
     Hidden files, .git, __pycache__ and compiled Python are left out. Raises PackageError with the
     reason that the mesh would give: BAD_ARTEFACT, BAD_PATH, BAD_SPEC, BAD_NAME or PICKLE_REFUSED.
@@ -75,13 +80,31 @@ def read_package(folder: str | os.PathLike[str]) -> Package:
     elif CONFIG in paths:
         _check_hugging_face(root, paths)
         kind = "HUGGING_FACE"
+    elif exported.ARCHIVE in paths:
+        files, made = _convert(root, files)
+        return Package(root, manifest.name or root.resolve().name, "TORCH_EXPORT", manifest, files, made)
     else:
         raise PackageError(
-            f"{root} holds neither a {manifests.FILE} with a handler nor a {CONFIG}",
+            f"{root} holds neither a {manifests.FILE} with a handler nor a {CONFIG} nor a {exported.ARCHIVE}",
             reason="BAD_ARTEFACT",
             metadata={"path": str(root)},
         )
     return Package(root, manifest.name or root.resolve().name, kind, manifest, files)
+
+
+def _convert(root: Path, files: Sequence[PackageFile]) -> tuple[tuple[PackageFile, ...], TemporaryDirectory[str]]:
+    """The files of a folder with a program of torch.export, what is made of the program among them."""
+    made = TemporaryDirectory(prefix="rouse-")
+    converted = exported.convert(root / exported.ARCHIVE, Path(made.name))
+    names = {path.name for path in converted}
+    for file in files:
+        if file.path in names:
+            raise PackageError(
+                f"{root}: {file.path} is made out of {exported.ARCHIVE}; rename or remove it", reason="BAD_ARTEFACT"
+            )
+    kept = [file for file in files if file.path != exported.ARCHIVE]
+    kept += [PackageFile(path.name, path, path.stat().st_size) for path in converted]
+    return tuple(sorted(kept, key=lambda file: file.path)), made
 
 
 def hash_files(files: Sequence[PackageFile], advance: Callable[[int], None]) -> list[str]:

@@ -43,7 +43,8 @@ def stage(
 ) -> Staged:
     """Describes a function's folder and writes the image of its weights into `images`.
 
-    A folder with a config.json and no handler is a Hugging Face directory.
+    Without a handler a folder with a config.json is a Hugging Face directory, and one with a program.json a program
+    of torch.export.
     """
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [
@@ -62,8 +63,12 @@ def stage(
         image_path = images / digest
         image_path.write_bytes(image)
     signature = Signature(inputs=_specs(inputs), outputs=_specs(outputs))
-    kind = ArtefactFormat.ARTEFACT_FORMAT_PYTHON if handler else ArtefactFormat.ARTEFACT_FORMAT_HUGGING_FACE
-    architecture = "" if handler else json.loads((folder / "config.json").read_text())["architectures"][0]
+    kind, architecture = ArtefactFormat.ARTEFACT_FORMAT_PYTHON, ""
+    if not handler and (folder / "program.json").exists():
+        kind = ArtefactFormat.ARTEFACT_FORMAT_TORCH_EXPORT
+    elif not handler:
+        kind = ArtefactFormat.ARTEFACT_FORMAT_HUGGING_FACE
+        architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     artefact = Artefact(
         digest=digest,
         format=kind,

@@ -104,3 +104,23 @@ def write_bert(folder: Path, seed: int = 0, **config: Any) -> Path:
     }
     BertModel(BertConfig(**(settings | config))).save_pretrained(folder)
     return folder
+
+
+def write_exported(folder: Path, module: Any, *arguments: Any, **settings: Any) -> Any:
+    """model.pt2 of a module, as torch.export.save writes it; the program itself."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    program = torch.export.export(module.eval(), arguments, **settings)
+    torch.export.save(program, folder / "model.pt2")
+    return program
+
+
+def write_exported_mlp(folder: Path, seed: int = 0) -> Any:
+    """An exported MLP: `input` FP32 [-1, 16] to `output` FP32 [-1, 4]; the program itself."""
+    import torch
+
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)]
+    batch = torch.export.Dim("batch", min=1, max=64)
+    return write_exported(folder, torch.nn.Sequential(*layers), torch.zeros(2, 16), dynamic_shapes=({0: batch},))

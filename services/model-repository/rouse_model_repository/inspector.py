@@ -8,10 +8,15 @@ from contextlib import aclosing
 from typing import Any
 
 from rouse_common.errors import InvalidArgument
-from rouse_contracts.functions import ARTEFACT_FORMAT_HUGGING_FACE, ArtefactFile, Signature
+from rouse_contracts.functions import (
+    ARTEFACT_FORMAT_HUGGING_FACE,
+    ARTEFACT_FORMAT_TORCH_EXPORT,
+    ArtefactFile,
+    Signature,
+)
 from rouse_contracts.repository import Artefact
 from rouse_model_repository.adapters.bucket import Bucket
-from rouse_model_repository.inspection import formats, safetensors, signatures, weights
+from rouse_model_repository.inspection import formats, programs, safetensors, signatures, weights
 from rouse_model_repository.inspection.safetensors import BadSafetensors, Tensor
 
 MAX_DESCRIPTION_BYTES = 4 << 20
@@ -44,11 +49,14 @@ class Inspector:
             await self._check_indexes(files, tensors)
         layout = await asyncio.to_thread(weights.lay_out, tensors, names_unique=hugging_face)
         architecture = formats.architecture(config) if hugging_face else ""
+        derived = signatures.derive(architecture, config) if architecture else Signature()
+        if form == ARTEFACT_FORMAT_TORCH_EXPORT:
+            derived = await self._program(files[formats.PROGRAM])
         artefact = Artefact(
             digest=digest,
             format=form,
             size_bytes=sum(file.size_bytes for file in files.values()),
-            signature=self._signature(architecture, config, manifest),
+            signature=_declared(manifest, derived),
             layout=layout,
             architecture=architecture,
         )
@@ -66,14 +74,9 @@ class Inspector:
                 return {}  # a Python package may keep whatever it likes in a file of this name
             raise
 
-    @staticmethod
-    def _signature(architecture: str, config: dict[str, Any], manifest: dict[str, Any]) -> Signature:
-        derived = signatures.derive(architecture, config) if architecture else Signature()
-        declared = formats.declared_signature(manifest)
-        signature = Signature()
-        signature.inputs.extend(declared.inputs or derived.inputs)
-        signature.outputs.extend(declared.outputs or derived.outputs)
-        return signature
+    async def _program(self, file: ArtefactFile) -> Signature:
+        data = await self._text(file, programs.MAX_BYTES, "BAD_ARTEFACT")
+        return await asyncio.to_thread(lambda: programs.signature(formats.load_json(file.path, data)))
 
     async def _check_indexes(self, files: dict[str, ArtefactFile], tensors: dict[str, list[Tensor]]) -> None:
         names = {path: {tensor.name for tensor in found} for path, found in tensors.items()}
@@ -100,3 +103,12 @@ class Inspector:
     async def _read(self, file: ArtefactFile, offset: int, length: int) -> bytes:
         async with aclosing(self._bucket.read_blob(file.digest, offset, length)) as chunks:
             return b"".join([chunk async for chunk in chunks])
+
+
+def _declared(manifest: dict[str, Any], derived: Signature) -> Signature:
+    """What rouse.toml says, else what the model itself says."""
+    declared = formats.declared_signature(manifest)
+    signature = Signature()
+    signature.inputs.extend(declared.inputs or derived.inputs)
+    signature.outputs.extend(declared.outputs or derived.outputs)
+    return signature

@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rouse_common.errors import InvalidArgument
-from rouse_contracts.functions import ARTEFACT_FORMAT_HUGGING_FACE, ARTEFACT_FORMAT_PYTHON
+from rouse_contracts.functions import (
+    ARTEFACT_FORMAT_HUGGING_FACE,
+    ARTEFACT_FORMAT_PYTHON,
+    ARTEFACT_FORMAT_TORCH_EXPORT,
+)
 from rouse_model_repository.inspection import formats
 from rouse_model_repository.inspection.signatures import TASKS, derive
 
@@ -26,6 +30,8 @@ HANDLER = {"handler": "main:F"}
         (["config.json", "model.safetensors"], ARCHITECTURES, {"inputs": []}, ARTEFACT_FORMAT_HUGGING_FACE),
         (["rouse.toml", "main.py"], {}, HANDLER, ARTEFACT_FORMAT_PYTHON),
         (["main.py"], {}, {}, ARTEFACT_FORMAT_PYTHON),
+        (["program.json", "weights.safetensors"], {}, {}, ARTEFACT_FORMAT_TORCH_EXPORT),
+        (["program.json", "main.py"], {}, HANDLER, ARTEFACT_FORMAT_PYTHON),
         (["main.py", "config.json"], ARCHITECTURES, {}, ARTEFACT_FORMAT_PYTHON),
         (["a/b.py", "config.json", "w.safetensors"], {"architectures": []}, {}, ARTEFACT_FORMAT_PYTHON),
     ],

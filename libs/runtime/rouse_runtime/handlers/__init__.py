@@ -61,4 +61,8 @@ def load_handler(source: Source) -> Handler:
         from rouse_runtime.handlers.python import PythonHandler
 
         return PythonHandler(source)
+    if source.version.format == ArtefactFormat.ARTEFACT_FORMAT_TORCH_EXPORT:
+        from rouse_runtime.handlers.exported import ExportedHandler
+
+        return ExportedHandler(source)
     raise LoadError(f"artefact format {source.version.format} is not one that this instance can load")

@@ -17,6 +17,7 @@ from rouse_store.text import clean
 FORMATS = {
     "HUGGING_FACE": functions.ARTEFACT_FORMAT_HUGGING_FACE,
     "PYTHON": functions.ARTEFACT_FORMAT_PYTHON,
+    "TORCH_EXPORT": functions.ARTEFACT_FORMAT_TORCH_EXPORT,
 }
 FORMAT_NAMES = {value: name for name, value in FORMATS.items()}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

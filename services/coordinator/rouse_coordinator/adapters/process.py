@@ -46,6 +46,7 @@ COMMAND = (sys.executable, "-I", "-m", "rouse_runtime")
 FORMATS = {
     ArtefactFormat.ARTEFACT_FORMAT_HUGGING_FACE: "HUGGING_FACE",
     ArtefactFormat.ARTEFACT_FORMAT_PYTHON: "PYTHON",
+    ArtefactFormat.ARTEFACT_FORMAT_TORCH_EXPORT: "TORCH_EXPORT",
 }
 # After the process itself is gone, what it started is killed, so its pipe ends soon.
 PIPE_DRAIN_S = 2.0

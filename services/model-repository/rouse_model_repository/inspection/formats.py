@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rouse_common.errors import InvalidArgument
 from rouse_contracts.functions import (
     ARTEFACT_FORMAT_HUGGING_FACE,
     ARTEFACT_FORMAT_PYTHON,
+    ARTEFACT_FORMAT_TORCH_EXPORT,
     ArtefactFormat,
     Signature,
 )
 from rouse_contracts.tensors import DATATYPES
 from rouse_model_repository.inspection.safetensors import shown
 
-CONFIG, MANIFEST = "config.json", "rouse.toml"
+CONFIG, MANIFEST, PROGRAM = "config.json", "rouse.toml", "program.json"
 WEIGHTS, INDEX, CODE = ".safetensors", ".safetensors.index.json", ".py"
 CLASS_NAME = re.compile(r"[A-Za-z_]\w{0,255}", re.ASCII)
 MAX_TENSORS = 256
@@ -62,7 +63,8 @@ def decide(paths: Collection[str], config: Mapping[str, Any], manifest: Mapping[
     1. rouse.toml names a handler: a Python package, whatever else is there.
     2. config.json names architectures and there are *.safetensors: a Hugging Face directory; its *.py files are
        kept and never run.
-    3. There is a *.py file: a Python package.
+    3. There is a program.json and no *.py file: a program of torch.export.
+    4. There is a *.py file: a Python package.
 
     Raises InvalidArgument BAD_ARTEFACT that says what is missing.
     """
@@ -77,12 +79,14 @@ def decide(paths: Collection[str], config: Mapping[str, Any], manifest: Mapping[
             raise InvalidArgument("BAD_ARTEFACT", f"{text}; save it with save_pretrained(safe_serialization=True)")
     if code:
         return ARTEFACT_FORMAT_PYTHON
+    if PROGRAM in paths:
+        return ARTEFACT_FORMAT_TORCH_EXPORT
     if CONFIG in paths:
         raise InvalidArgument("BAD_ARTEFACT", f"{CONFIG} names no class under 'architectures'", file=CONFIG)
     raise InvalidArgument(
         "BAD_ARTEFACT",
         "neither a Hugging Face directory (config.json with architectures, and *.safetensors) nor a Python package "
-        "(rouse.toml with a handler, and *.py)",
+        "(rouse.toml with a handler, and *.py) nor a program of torch.export (program.json)",
     )
 
 
@@ -110,27 +114,33 @@ def declared_signature(manifest: Mapping[str, Any]) -> Signature:
     """[[inputs]] and [[outputs]] of rouse.toml; empty where there are none. Raises InvalidArgument BAD_SPEC."""
     signature = Signature()
     for kind, into in (("inputs", signature.inputs), ("outputs", signature.outputs)):
-        rows = manifest.get(kind, [])
-        if not isinstance(rows, list) or len(rows) > MAX_TENSORS:
-            raise _bad_spec(f"{kind} is not a list of at most {MAX_TENSORS} tensors")
-        for row in rows:
-            name, datatype, shape = _tensor(kind, row)
-            if any(other.name == name for other in into):
-                raise _bad_spec(f"two {kind} have the name '{name}'")
+        for name, datatype, shape in read_tensors(kind, manifest.get(kind, []), _bad_spec):
             into.add(name=name, datatype=datatype, shape=shape)
     return signature
 
 
-def _tensor(kind: str, row: Any) -> tuple[str, str, list[int]]:
+def read_tensors(kind: str, rows: Any, bad: Callable[[str], InvalidArgument]) -> list[tuple[str, str, list[int]]]:
+    """Names, datatypes and shapes of a list of tables. Raises what `bad` makes of a text that says what is wrong."""
+    if not isinstance(rows, list) or len(rows) > MAX_TENSORS:
+        raise bad(f"{kind} is not a list of at most {MAX_TENSORS} tensors")
+    tensors = [_tensor(kind, row, bad) for row in rows]
+    names = [name for name, _, _ in tensors]
+    for name in names:
+        if names.count(name) > 1:
+            raise bad(f"two {kind} have the name '{name}'")
+    return tensors
+
+
+def _tensor(kind: str, row: Any, bad: Callable[[str], InvalidArgument]) -> tuple[str, str, list[int]]:
     if not isinstance(row, dict):
-        raise _bad_spec(f"[[{kind}]] is not a table")
+        raise bad(f"[[{kind}]] is not a table")
     name, datatype, shape = row.get("name"), row.get("datatype"), row.get("shape")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        raise _bad_spec(f"one of [[{kind}]] has no name of 1 to {MAX_NAME_CHARS} characters")
+        raise bad(f"one of [[{kind}]] has no name of 1 to {MAX_NAME_CHARS} characters")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise _bad_spec(f"{kind} '{name}' has the datatype {datatype!r}; known: {', '.join(sorted(DATATYPES))}")
+        raise bad(f"{kind} '{name}' has the datatype {datatype!r}; known: {', '.join(sorted(DATATYPES))}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(size) for size in shape):
-        raise _bad_spec(f"{kind} '{name}': want a shape of at most {MAX_RANK} sizes, -1 for any")
+        raise bad(f"{kind} '{name}': want a shape of at most {MAX_RANK} sizes, -1 for any")
     return name, datatype, shape
 
 
