@@ -19,7 +19,9 @@ from rouse_gateway.http.server import HttpServer
 from rouse_testkit.front import eventually
 from rouse_testkit.http import HttpConnection, ask, connected, request_bytes
 
-LIMITS = Limits(body_bytes=1 << 20, buffered_bytes=3 << 20, header_s=0.3, body_s=0.3, idle_s=60, stalled_s=0.3)
+LIMITS = Limits(
+    body_bytes=1 << 20, buffered_bytes=3 << 20, header_s=0.3, body_s=0.3, bytes_per_s=1 << 30, idle_s=60, stalled_s=0.3
+)
 
 
 @dataclass

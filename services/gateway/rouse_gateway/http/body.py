@@ -38,11 +38,13 @@ class Body:
             self._take(int(length))
         body = await self._next()
         if not self.complete:
+            size = self._taken if length is not None else self._limits.body_bytes
+            limit_s = self._limits.body_s + size / self._limits.bytes_per_s
             try:
-                async with asyncio.timeout(self._limits.body_s):
+                async with asyncio.timeout(limit_s):
                     body = await self._rest(body)
             except TimeoutError:
-                raise slow_request(self._limits.body_s) from None
+                raise slow_request(limit_s) from None
         encoding = self._headers.get(b"content-encoding")
         return await self._inflated(body, encoding.decode("latin-1")) if encoding else body
 

@@ -18,7 +18,8 @@ class Limits:
         buffered_bytes: of all bodies that are at work at once, together.
         connections: open at once; further ones are answered 503 and closed.
         header_bytes, headers: of a request's first line and headers together, and their number.
-        header_s, body_s: within which a request's headers, and its body, must have arrived.
+        header_s: within which a request's headers must have arrived.
+        body_s, bytes_per_s: within which its body must have: the former, and what it takes at the latter.
         idle_s: how long a connection is kept open without a request.
         stalled_s: how long a client may take nothing of an answer.
     """
@@ -30,6 +31,7 @@ class Limits:
     headers: int = 100
     header_s: float = 10.0
     body_s: float = 30.0
+    bytes_per_s: int = 256 << 10
     idle_s: float = 75.0
     stalled_s: float = 30.0
 
