@@ -51,6 +51,8 @@ SLEEPS = {
     (_ROUTER_FAULTS, "play"): "requests that arrive at random times",
     (_ROUTER_FAULTS, "_trouble"): "time between two faults",
     (_ROUTER_FAULTS, "__call__"): "a function that takes a while",
+    ("tests/integration/test_node_router_overload.py", "work"): "a function that takes a while",
+    ("tests/integration/test_node_router_overload.py", "pause"): "requests that arrive at a rate",
 }
 
 

@@ -71,14 +71,17 @@ async def test_a_request_is_executed_answered_and_accounted_for(start: Start, re
     answer = await mesh.infer("r1", inputs=b"tensors")
     assert (answer.outputs, answer.device, answer.swapped_in) == (b"out", "cpu0", True)
     assert (seen[0].inputs, seen[0].request_id, list(seen[0].output_names)) == (b"tensors", "r1", ["y"])
-    assert (answer.timings.execute_ms, answer.timings.swap_ms) == (12.5, 2.0)
+    assert answer.timings.execute_ms == 12.5
+    # gpu-server says two milliseconds; no more of it than the request was here.
+    assert 0 < answer.timings.swap_ms <= 2.0
     assert 0 <= answer.timings.queue_ms <= answer.timings.total_ms
     await mesh.all_released()
     (release,) = mesh.devices.releases
     assert (release.lease_id, release.device_ms, release.abandoned) == (seen[0].lease_id, 12.5, False)
     record = (await mesh.usage.until(1))["r1"]
     assert (record.function, record.version_id, record.node_id, record.device) == ("f", "v1", "node0", "cpu0")
-    assert (record.device_ms, record.swap_ms, record.status_code, record.swapped_in) == (12.5, 2.0, 0, True)
+    assert (record.device_ms, record.status_code, record.swapped_in) == (12.5, 0, True)
+    assert record.swap_ms == answer.timings.swap_ms
     await mesh.service.stop()
     windows = Windows.connect(redis_url, ManualClock(SystemClock().now() + 5))
     assert await windows.activity(30) == {"f": Activity(arrivals=0, completions=1, device_ms=12.5, window_s=30)}
@@ -137,7 +140,7 @@ async def test_two_executors_work_at_once_and_no_more_than_allowed_wait_for_one(
     assert [answer.outputs for answer in answers] == [b"late"] * 12
     assert mesh.devices.most_waiting <= 2
     await mesh.row_with(queued=0, executing=0, completed=12, failed=0)
-    assert sorted(mesh.devices.acquired) == sorted(f"r{number}" for number in range(12))
+    assert len(mesh.devices.acquired) == 12
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back(start: Start) -> None:
@@ -183,7 +186,7 @@ async def test_a_request_expires_while_it_waits_for_a_device(start: Start) -> No
     executor.behaviour = behaviour
     first = asyncio.create_task(mesh.infer("r0"))
     await behaviour.started.get()
-    with pytest.raises(DeadlineExceeded, match=r"waited for a device .* not executed"):
+    with pytest.raises(DeadlineExceeded, match=r"waited in the queue .* for a device; it was not executed"):
         await mesh.infer("late", timeout_s=0.3)
     behaviour.go.set()
     await first
@@ -220,8 +223,7 @@ async def test_cancelling_takes_a_request_out_wherever_it_is(start: Start, where
     goes.cancel()
     with pytest.raises(asyncio.CancelledError):
         await goes
-    if where == "device":
-        await mesh.devices.until(lambda: any(release.acquire_id for release in mesh.devices.releases))
+    # Which request a device is asked for is decided when it is there: another one takes its place.
     await mesh.row_with(failed=1)
     behaviour.go.set()
     for name, others in calls.items():
@@ -231,6 +233,21 @@ async def test_cancelling_takes_a_request_out_wherever_it_is(start: Start, where
     await mesh.row_with(queued=0, executing=0, completed=2, failed=1)
     abandoned = [release for release in mesh.devices.releases if release.abandoned]
     assert len(abandoned) == (1 if where == "execution" else 0)
+
+
+async def test_nobody_asks_for_a_device_that_nobody_needs(start: Start) -> None:
+    mesh = await start()
+    behaviour = Held()
+    (await mesh.add_executor()).behaviour = behaviour
+    calls = [asyncio.create_task(mesh.infer("r0"))]
+    await behaviour.started.get()
+    calls.append(asyncio.create_task(mesh.infer("r1")))
+    await mesh.devices.until(lambda: mesh.devices.waiting == 1)
+    calls.pop().cancel()
+    await mesh.devices.until(lambda: any(release.acquire_id for release in mesh.devices.releases))
+    behaviour.go.set()
+    await calls[0]
+    await mesh.all_released()
 
 
 @pytest.mark.parametrize(

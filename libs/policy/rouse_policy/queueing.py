@@ -1,8 +1,9 @@
-"""Which waiting request goes on, and which is refused: the order of a node's queues.
+"""Which version asks for a device next, and which arriving request is refused: the order of a node's queues.
 
-First form: within a version first come, first served; between versions the head with the earliest deadline
-goes first, the one that came earlier among equals. How many requests may wait for a device at once is
-limited in all and for each version, so that the others stay where they can expire and be cancelled cheaply.
+Between versions the one goes first whose next request's tenant has had least of the node for its weight (see
+`fairness`), and among those of one tenant the earliest deadline; the one that came earlier among equals. How many
+may ask for a device at once is limited in all and for each version, so that the others stay where they can expire
+and be cancelled cheaply. Who of a version goes is decided when the device is there (see `batching`).
 """
 
 from __future__ import annotations
@@ -13,24 +14,26 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The oldest queued request of a version that may have another one wait for a device.
+    """The next request of a version that may ask for a device.
 
     Args:
         version_id: the version.
         deadline: when the request must be answered, seconds on the snapshot's clock.
         arrived: when it came, seconds on the same clock.
+        tag: what its tenant has had of the node for its weight.
     """
 
     version_id: str
     deadline: float
     arrived: float
+    tag: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Args:
     heads: the versions that have a request queued and room for it to go on.
-    acquiring: requests of all versions that wait for a device.
+    acquiring: calls of all versions that ask for a device.
     """
 
     heads: tuple[Head, ...]
@@ -40,9 +43,9 @@ class Snapshot:
 @dataclass(frozen=True)
 class Settings:
     """Args:
-    max_acquiring: requests of all versions that wait for a device at once.
-    max_acquiring_per_version: requests of one version that do so.
-    smoothing: weight of the newest interval between two finished requests, 0 to 1.
+    max_acquiring: calls of all versions that ask for a device at once.
+    max_acquiring_per_version: calls of one version that do so.
+    smoothing: weight of the newest interval between two finished executions, 0 to 1.
     min_retry_s, max_retry_s: bounds of what a refused client is told to wait.
     unknown_retry_s: what it is told where nothing was measured yet.
     """
@@ -64,13 +67,12 @@ class Action(Enum):
     """What becomes of a head."""
 
     START = "START"
-    EXPIRE = "EXPIRE"
     WAIT = "WAIT"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with the head of which version, and why; with WAIT no version is named."""
+    """Which version asks for a device, and why; with WAIT none is named."""
 
     action: Action
     version_id: str
@@ -78,16 +80,15 @@ class Decision:
 
 
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
-    """Names the head that goes on next, or one whose deadline has passed."""
+    """Names the version that asks next. `now` does not matter to it."""
     if not snapshot.heads:
         return Decision(Action.WAIT, "", "nothing is queued that may go on"), state
-    first = min(snapshot.heads, key=lambda head: (head.deadline, head.arrived, head.version_id))
-    if first.deadline <= now:
-        return Decision(Action.EXPIRE, first.version_id, f"its deadline passed {now - first.deadline:.3f} s ago"), state
     if snapshot.acquiring >= settings.max_acquiring:
-        reason = f"{snapshot.acquiring} requests wait for a device, {settings.max_acquiring} is the limit"
+        reason = f"{snapshot.acquiring} calls wait for a device, {settings.max_acquiring} is the limit"
         return Decision(Action.WAIT, "", reason), state
-    return Decision(Action.START, first.version_id, f"earliest deadline of {len(snapshot.heads)} versions"), state
+    first = min(snapshot.heads, key=lambda head: (head.tag, head.deadline, head.arrived, head.version_id))
+    reason = f"least served tenant, then earliest deadline, of {len(snapshot.heads)} versions"
+    return Decision(Action.START, first.version_id, reason), state
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,20 @@ class Load:
     """A version's queue as an arriving request finds it.
 
     Args:
-        queued: requests that have not asked for a device yet.
-        acquiring: requests that wait for a device.
-        executing: requests that hold one.
+        waiting: requests that wait.
+        executing: requests that hold a device.
         capacity: requests that may wait.
+        ahead: those of the waiting ones that go before it.
+        remaining_s: seconds until its deadline.
+        execution_s: what its own execution typically takes; None where that is not known.
     """
 
-    queued: int
-    acquiring: int
+    waiting: int
     executing: int
     capacity: int
+    ahead: float
+    remaining_s: float
+    execution_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,36 +125,67 @@ class Throughput:
     interval_s: float | None = None
 
 
+class Verdict(Enum):
+    """What becomes of an arriving request."""
+
+    ADMIT = "ADMIT"
+    FULL = "FULL"
+    TOO_LATE = "TOO_LATE"
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a request may wait, why, and else the seconds after which places will be free."""
+    """Whether a request may wait, why, and else the seconds after which it would be let in."""
 
-    admitted: bool
+    verdict: Verdict
     reason: str
     retry_after_s: float | None = None
+
+    @property
+    def admitted(self) -> bool:
+        return self.verdict is Verdict.ADMIT
 
 
 def admit(load: Load, throughput: Throughput, settings: Settings) -> Admission:
     """Decides on an arriving request.
 
-    A request that nothing stands before is about to run and takes no place in the queue. A refused client
-    is told how long the queue takes to be served.
+    A request that nothing stands before is about to run: it takes no place in the queue, and is never refused
+    for its deadline, so that what was measured can always be measured again. Others are refused where those
+    before it, at the measured rate (which includes batching), and its own execution take longer than it has:
+    a lower estimate, and none before there are measurements. A refused client is told when to come back.
     """
-    waiting = load.queued + load.acquiring - (1 if load.acquiring and not load.executing else 0)
-    if waiting < load.capacity:
-        return Admission(True, "there is room")
-    if throughput.interval_s is None:
-        retry, measured = settings.unknown_retry_s, "no service rate is known yet"
-    else:
-        retry = min(max(waiting * throughput.interval_s, settings.min_retry_s), settings.max_retry_s)
-        measured = f"one is served every {throughput.interval_s * 1000:.3g} ms"
-    return Admission(False, f"{waiting} requests wait, {load.capacity} is the limit; {measured}", retry)
+    about_to_run = 1 if load.waiting and not load.executing else 0
+    waiting = load.waiting - about_to_run
+    interval = throughput.interval_s
+    if waiting >= load.capacity:
+        if interval is None:
+            retry, measured = settings.unknown_retry_s, "no service rate is known yet"
+        else:
+            retry, measured = _bounded(waiting * interval, settings), f"one is served every {interval * 1000:.3g} ms"
+        return Admission(Verdict.FULL, f"{waiting} requests wait, {load.capacity} is the limit; {measured}", retry)
+    ahead = max(0.0, load.ahead - about_to_run)
+    if interval is None or ahead < 1:
+        return Admission(Verdict.ADMIT, "there is room")
+    needed = ahead * interval + (load.execution_s or 0.0)
+    if needed <= load.remaining_s:
+        return Admission(Verdict.ADMIT, f"there is room; {needed:.3g} s expected")
+    reason = (
+        f"{ahead:.3g} requests go before it, one is served every {interval * 1000:.3g} ms"
+        + (f", and it takes {load.execution_s * 1000:.3g} ms itself" if load.execution_s else "")
+        + f": {needed:.3g} s, {load.remaining_s:.3g} s are left"
+    )
+    return Admission(Verdict.TOO_LATE, reason, _bounded(needed - load.remaining_s, settings))
 
 
-def learn(throughput: Throughput, others: bool, settings: Settings, now: float) -> Throughput:
-    """The throughput after a request was served at `now`; `others`: whether more of its version are here."""
+def learn(throughput: Throughput, served: int, others: bool, settings: Settings, now: float) -> Throughput:
+    """The throughput after `served` requests were served together at `now`; `others`: whether more of their
+    version are here."""
     interval = throughput.interval_s
     if throughput.finished_at is not None:
-        latest = now - throughput.finished_at
+        latest = (now - throughput.finished_at) / max(served, 1)
         interval = latest if interval is None else interval + settings.smoothing * (latest - interval)
     return Throughput(now if others else None, interval)
+
+
+def _bounded(seconds: float, settings: Settings) -> float:
+    return min(max(seconds, settings.min_retry_s), settings.max_retry_s)

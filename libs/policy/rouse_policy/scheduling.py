@@ -93,18 +93,20 @@ class Executor:
 
 @dataclass(frozen=True)
 class Waiter:
-    """A request that waits. Tickets count up in the order of arrival; times in seconds."""
+    """A request that waits. Tickets count up in the order of arrival; times in seconds. With an instance only
+    that one will do."""
 
     ticket: int
     version: str
     arrived: float
     deadline: float
+    instance: str = ""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The pool as it is. `waiters` in the order of their tickets; of a model's waiters only as many need
-    to be named as it has free executors and one more."""
+    to be named as it has free executors and one more, of those that want one instance the first."""
 
     devices: tuple[Device, ...]
     residents: tuple[Resident, ...]
@@ -226,7 +228,9 @@ class _Board:
 
     def serve(self, waiter: Waiter) -> None:
         """Grants, loads, or leaves the request waiting."""
-        model, executors = self.models[waiter.version], self.free.get(waiter.version)
+        model, executors = self.models[waiter.version], self.free.get(waiter.version, [])
+        if waiter.instance:
+            executors = [executor for executor in executors if executor.instance == waiter.instance]
         if not executors:
             # It waits for an instance of its own, so a device held for it would stand idle.
             self._drop_hold(waiter)

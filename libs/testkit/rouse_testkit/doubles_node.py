@@ -37,6 +37,7 @@ class ExecutorDouble:
 
     def __init__(self, socket: Path) -> None:
         self.address = f"unix:{socket}"
+        self.instance_id = socket.stem
         self.behaviour: Behaviour = echo
         self.leases: set[str] = set()
         self.executed: Counter[str] = Counter()
@@ -133,14 +134,17 @@ class DeviceDouble(contract.DeviceServiceServicer):
     async def _acquire(self, request: contract.AcquireRequest, call: Incoming) -> contract.AcquireResponse:
         if self.refusals:
             raise self.refusals.popleft()
-        queue = self._waiting.setdefault(request.version_id, deque())
+        version_id, instance_id = request.version_id, request.instance_id
+        queue = self._waiting.setdefault(version_id + instance_id, deque())
         queue.append(request.acquire_id)
         try:
             async with self.changed:
                 self.most_waiting = max(self.most_waiting, len(queue))
                 self.changed.notify_all()
-                await self.changed.wait_for(lambda: queue[0] == request.acquire_id and self._next(request.version_id))
-                executor = self._next(request.version_id)
+                await self.changed.wait_for(
+                    lambda: queue[0] == request.acquire_id and self._next(version_id, instance_id)
+                )
+                executor = self._next(version_id, instance_id)
                 assert executor is not None
                 lease_id = f"attached/{next(self._numbers)}"
                 self.held[lease_id] = executor
@@ -157,6 +161,7 @@ class DeviceDouble(contract.DeviceServiceServicer):
         return contract.AcquireResponse(
             lease_id=lease_id,
             executor_address=executor.address,
+            instance_id=executor.instance_id,
             device="cpu0",
             swapped_in=self.swapped_in,
             swap_ms=2.0 if self.swapped_in else 0.0,
@@ -182,9 +187,14 @@ class DeviceDouble(contract.DeviceServiceServicer):
             self.changed.notify_all()
         return contract.ReleaseAllResponse()
 
-    def _next(self, version_id: str) -> ExecutorDouble | None:
-        """A free executor of the version. Raises Unavailable NO_EXECUTOR where it has none at all."""
+    def _next(self, version_id: str, instance_id: str) -> ExecutorDouble | None:
+        """A free executor of the version, that one if one is named. Raises Unavailable NO_EXECUTOR where it has none
+        at all, INSTANCE_GONE where that one is not there."""
         executors = self.executors.get(version_id, [])
+        if instance_id:
+            executors = [executor for executor in executors if executor.instance_id == instance_id]
+            if not executors:
+                raise Unavailable("INSTANCE_GONE", f"instance {instance_id} does not serve on this node any more")
         if not executors:
             raise Unavailable("NO_EXECUTOR", f"no executor serves version {version_id} on this node")
         busy = set(map(id, self.held.values()))

@@ -78,8 +78,9 @@ class RouterNode:
 
     async def infer(
         self, request_id: str = "r", *, version_id: str = "v1", timeout_s: float = 10.0, capacity: int = 0,
-        inputs: bytes = b"in",
+        inputs: bytes = b"in", **fields: Any,
     ) -> node.InferResponse:  # fmt: skip
+        """Has the router serve a request; `fields` are further ones of node.InferRequest."""
         request = node.InferRequest(
             function="f",
             version_id=version_id,
@@ -87,6 +88,7 @@ class RouterNode:
             inputs=inputs,
             output_names=["y"],
             queue_capacity=capacity,
+            **fields,
         )
         return await ask(self.links, self.link, INFER, request, node.InferResponse, timeout_s)
 

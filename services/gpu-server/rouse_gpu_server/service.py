@@ -83,7 +83,10 @@ class LeaseLink:
     async def acquire(self, message: Buffer, incoming: Incoming) -> Sequence[Buffer]:
         request = _parsed(AcquireRequest, message)
         _require(request.version_id, "version_id")
-        call = Call(request.version_id, request.request_id, request.owner, request.incarnation, request.acquire_id)
+        call = Call(
+            request.version_id, request.request_id, request.owner, request.incarnation, request.acquire_id,
+            request.hold_s, request.instance_id,
+        )  # fmt: skip
         granted = await self._leasing.acquire(call, incoming.remaining_s)
         lease = granted.lease
         response = AcquireResponse(

@@ -19,10 +19,12 @@ from rouse_contracts import node as contract
 from rouse_node_router.adapters.devices import Devices
 from rouse_node_router.adapters.executors import Executors
 from rouse_node_router.adapters.usage import Usage
+from rouse_node_router.carriers import Carriers
 from rouse_node_router.config import NodeRouterConfig
 from rouse_node_router.metrics import QueueCollector
 from rouse_node_router.queues import Queues
 from rouse_node_router.requests import Requests
+from rouse_node_router.sequences import Sequences
 from rouse_node_router.service import InferLink, NodeServicer
 from rouse_policy import queueing
 
@@ -32,6 +34,8 @@ SWEEP_S = 15.0
 CLAIM_TIMEOUT_S = 2.0
 CLAIM_PAUSE_S = 0.2
 LAST_WORDS_S = 2.0
+# What a message to an executor has beside its tensors, at most.
+MESSAGE_HEAD_BYTES = 256 << 10
 
 
 class NodeRouter:
@@ -50,7 +54,8 @@ class NodeRouter:
         channels = Channels(self._max_bytes, tls)
         links = Links(self._max_bytes, tls.client_context() if tls is not None else None)
         windows = Windows.connect(config.redis, clock)
-        queues = Queues(settings, clock)
+        queues = Queues(settings, clock, max_batch_bytes=self._max_bytes - MESSAGE_HEAD_BYTES)
+        sequences = Sequences(config.sequence_idle_s, clock)
         collector = QueueCollector(queues.rows)
         REGISTRY.register(collector)
         try:
@@ -59,10 +64,13 @@ class NodeRouter:
                 devices = Devices(
                     channels, links, config.gpu_server, config.gpu_server_link, config.node_id, uuid.uuid4().hex, tasks
                 )
-                requests = Requests(config.node_id, queues, devices, Executors(links), usage, windows, clock)
+                executors = Executors(links)
+                carriers = Carriers(config.node_id, queues, devices, executors, tasks, clock)
+                requests = Requests(config.node_id, queues, carriers, executors, usage, windows, clock, sequences)
                 infer = InferLink(config.node_id, requests)
 
                 async def sweep() -> None:
+                    sequences.forget_idle()
                     queues.forget_idle(config.idle_state_s)
 
                 background = [

@@ -22,6 +22,7 @@ class NodeRouterConfig(ServiceConfig):
         2, "requests of one version that wait for a device at once; the others stay in its queue", low=1, high=64
     )
     idle_state_s: float = option(300.0, "how long counts of a version without requests are kept, seconds", low=1)
+    sequence_idle_s: float = option(60.0, "a sequence without a request for so long is over, seconds", low=0.1)
     usage_buffer: int = option(10_000, "usage records kept while cluster-manager is away", low=1000, high=1_000_000)
 
     def validate(self) -> None:

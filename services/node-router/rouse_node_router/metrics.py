@@ -9,7 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rouse_common.metrics import LATENCY_BUCKETS_S
-from rouse_node_router.queues import Outcome, Row
+from rouse_node_router.tickets import Outcome
+from rouse_node_router.versions import Row
 
 QUEUE_DELAY = Histogram(
     "rouse_queue_delay_seconds",

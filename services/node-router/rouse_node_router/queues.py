@@ -1,171 +1,181 @@
 """The node's waiting queues: one a version, bounded, and the order in which their requests go on.
 
-A request is a Ticket. It is QUEUED, then ACQUIRING a device, then EXECUTING; from any of these it leaves
-exactly once, with one Outcome. Nothing here waits or does I/O.
+A version with requests asks for devices. Who goes is decided when a device is there: one request, or a batch.
+A request is a Ticket. It is QUEUED, then EXECUTING; where nothing has run it is APART for a moment, and comes back;
+one that wants a certain instance is APART from the start, and asks for itself. From any of these it leaves exactly
+once, with one Outcome. Nothing here waits or does I/O.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable
 
 from rouse_common.clock import Clock
-from rouse_common.errors import DeadlineExceeded, ResourceExhausted
+from rouse_common.errors import ResourceExhausted
 from rouse_common.statemachine import IllegalTransition
-from rouse_policy import queueing
-from rouse_policy.queueing import Action, Head, Load, Snapshot, Throughput
+from rouse_contracts import node
+from rouse_contracts.wire import Buffer
+from rouse_node_router.answers import displaced, refused
+from rouse_node_router.lanes import Tags
+from rouse_node_router.tickets import MOVES, Outcome, Phase, Ticket
+from rouse_node_router.versions import Ask, Row, VersionQueue
+from rouse_policy import batching, fairness, queueing
+from rouse_policy.queueing import Action, Head, Load, Snapshot, Verdict
 
 DEFAULT_CAPACITY = 256
 # More versions than a node can have instances of; beyond, those that idle longest are forgotten.
 MAX_VERSIONS = 10_000
-
-
-class Phase(Enum):
-    """Where a request is."""
-
-    QUEUED = "QUEUED"
-    ACQUIRING = "ACQUIRING"
-    EXECUTING = "EXECUTING"
-    LEFT = "LEFT"
-
-
-class Outcome(Enum):
-    """How a request ended."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
-    REFUSED = "refused"
-
-
-MOVES: Mapping[Phase, frozenset[Phase]] = {
-    Phase.QUEUED: frozenset({Phase.ACQUIRING, Phase.LEFT}),
-    Phase.ACQUIRING: frozenset({Phase.EXECUTING, Phase.LEFT}),
-    Phase.EXECUTING: frozenset({Phase.ACQUIRING, Phase.LEFT}),
-    Phase.LEFT: frozenset(),
-}
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """One request in the queues; `turn` is done when it may ask for a device. Times are monotonic seconds."""
-
-    queue: VersionQueue
-    arrived: float
-    deadline: float
-    turn: asyncio.Future[None]
-    phase: Phase = Phase.QUEUED
-
-
-@dataclass(frozen=True)
-class Row:
-    """A version's queue as it is now, and how its requests ended since it has been here."""
-
-    function: str
-    version_id: str
-    queued: int
-    executing: int
-    ended: Mapping[Outcome, int]
-
-
-@dataclass(eq=False)
-class VersionQueue:
-    """State of one version."""
-
-    function: str
-    version_id: str
-    used_at: float
-    waiting: dict[Ticket, None] = field(default_factory=dict)
-    acquiring: int = 0
-    executing: int = 0
-    throughput: Throughput = field(default_factory=Throughput)
-    ended: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
-
-    @property
-    def idle(self) -> bool:
-        return not (self.waiting or self.acquiring or self.executing)
-
-    def row(self) -> Row:
-        queued = len(self.waiting) + self.acquiring
-        return Row(self.function, self.version_id, queued, self.executing, dict(self.ended))
+# Requests that are looked at for a batch, beside as many as it may have rows.
+CANDIDATES = 64
 
 
 class Queues:
-    """All queues of the node. Belongs to one event loop."""
+    """All queues of the node. Belongs to one event loop.
 
-    def __init__(self, settings: queueing.Settings, clock: Clock) -> None:
-        self._settings = settings
-        self._clock = clock
+    Args:
+        max_batch_bytes: inputs of a batch at most, together.
+    """
+
+    def __init__(self, settings: queueing.Settings, clock: Clock, max_batch_bytes: int = 64 << 20) -> None:
+        self._settings, self._clock, self._max_batch_bytes = settings, clock, max_batch_bytes
         self._state = queueing.State()
         self._versions: dict[str, VersionQueue] = {}
-        # Versions with a request queued and room for it to go on. Unless the limit over all versions is
-        # reached this is empty between two calls: what can go on does so at once.
+        # Those that had no request for a while: what they counted and learnt is kept.
+        self._past: dict[str, VersionQueue] = {}
+        # Versions that may ask for one more device. Unless the limit over all versions is reached this is
+        # empty between two calls: what can go on does so at once.
         self._ready: dict[str, VersionQueue] = {}
-        self._acquiring = 0
+        self._asking = 0
+        # What tenants have had of the node's devices, in seconds.
+        self._tags = Tags()
+        self._ask: Callable[[VersionQueue, Ticket], Ask] | None = None
 
     @property
-    def acquiring(self) -> int:
-        """Requests that wait for a device."""
-        return self._acquiring
+    def asking(self) -> int:
+        """Calls for a device that are under way."""
+        return self._asking
 
-    def enter(self, function: str, version_id: str, capacity: int, deadline: float) -> Ticket:
-        """Queues a request. Raises ResourceExhausted QUEUE_FULL with a time to retry after."""
+    def asks_with(self, ask: Callable[[VersionQueue, Ticket], Ask]) -> None:
+        """Sets what asks for a device: it returns at once, and calls `granted` or `no_device` later."""
+        self._ask = ask
+
+    def enter(self, request: node.InferRequest, inputs: Buffer, deadline: float, instance_id: str = "") -> Ticket:
+        """Queues a request; one for a certain instance is not queued, but counted.
+
+        Raises ResourceExhausted QUEUE_FULL | CANNOT_MEET_DEADLINE with a time to retry after.
+        """
         now = self._clock.monotonic()
-        queue = self._versions.get(version_id)
+        queue = self._versions.get(request.version_id)
         if queue is None:
-            queue = self._add(function, version_id, now)
+            queue = self._add(request.function, request.version_id, now)
         queue.used_at = now
-        load = Load(len(queue.waiting), queue.acquiring, queue.executing, capacity or DEFAULT_CAPACITY)
-        admission = queueing.admit(load, queue.throughput, self._settings)
-        if not admission.admitted:
-            queue.ended[Outcome.REFUSED] += 1
-            raise ResourceExhausted(
-                "QUEUE_FULL",
-                f"the queue of function '{function}' on this node is full: {admission.reason}; try again later",
-                retry_after_s=admission.retry_after_s,
-                function=function,
-                version=version_id,
-            )
-        ticket = Ticket(queue, now, deadline, asyncio.get_running_loop().create_future())
-        queue.waiting[ticket] = None
-        self._note_room(queue)
-        self._dispatch()
+        self._configure(queue, request)
+        ticket = Ticket(queue, request, inputs, now, deadline, asyncio.get_running_loop().create_future())
+        ticket.level = fairness.level(request.options.priority) if request.HasField("options") else fairness.MIDDLE
+        if request.rows and queue.settings.max_rows > 1 and not request.options.HasField("sequence"):
+            ticket.batchable, ticket.rows = True, request.rows
+        self._admit(ticket, request.queue_capacity or DEFAULT_CAPACITY, now)
+        if instance_id:
+            ticket.instance_id, ticket.phase = instance_id, Phase.APART
+            queue.apart += 1
+        else:
+            self._join(ticket)
         return ticket
 
-    def granted(self, ticket: Ticket) -> None:
-        """The request holds a device now."""
-        self._move(ticket, Phase.EXECUTING)
+    def granted(self, queue: VersionQueue, ask: Ask, until: float) -> tuple[list[Ticket], str]:
+        """A device is there, until the given time: the requests that are executed on it now, and why these. Where
+        nobody needs it any more there are none, and it is to be given back."""
+        self._end_ask(queue, ask)
+        now = self._clock.monotonic()
+        candidates = self._candidates(queue, until)
+        snapshot = batching.Snapshot([ticket.waiting for ticket in candidates], granted=True)
+        decision, queue.profile = batching.decide(snapshot, queue.profile, queue.settings, now)
+        members = [candidates[position] for position in decision.members]
+        for ticket in members:
+            queue.lanes.charge(ticket)
+            self._move(ticket, Phase.EXECUTING)
+        self._take_back_asks(queue)
+        self._dispatch()
+        return members, decision.reason
+
+    def no_device(
+        self, queue: VersionQueue, ask: Ask, told: Callable[[Ticket], Exception | None], *, all_: bool
+    ) -> None:
+        """The call for a device failed. The next request, or all, are told; where `told` is None they wait on."""
+        self._end_ask(queue, ask)
+        for ticket in list(queue.lanes) if all_ else self._candidates(queue)[:1]:
+            error = told(ticket)
+            if error is not None:
+                self.tell(ticket, error)
         self._dispatch()
 
+    def tell(self, ticket: Ticket, error: Exception) -> None:
+        """Takes a request out of its queue with an error, which its task acts on."""
+        self._move(ticket, Phase.APART)
+        if not ticket.turn.done():
+            ticket.turn.set_exception(error)
+            # Seen, whether or not its owner is still there to read it.
+            ticket.turn.exception()
+
+    def holds(self, ticket: Ticket) -> None:
+        """A request that asked for itself holds a device."""
+        self._move(ticket, Phase.EXECUTING)
+
+    def unexecuted(self, ticket: Ticket) -> None:
+        """Nothing has run of a request that held a device, or was told: it may come back."""
+        if ticket.phase is Phase.EXECUTING:
+            self._move(ticket, Phase.APART)
+            self._dispatch()
+
     def again(self, ticket: Ticket) -> None:
-        """The request lost its device before anything ran, and asks for another one at once."""
-        self._move(ticket, Phase.ACQUIRING)
+        """The request waits for another device, in its old place."""
+        if ticket.instance_id:
+            return
+        ticket.turn = asyncio.get_running_loop().create_future()
+        self._move(ticket, Phase.QUEUED)
+        self._join(ticket)
+
+    def executed(self, queue: VersionQueue, requests: int, rows: int, seconds: float | None) -> None:
+        """An execution has ended; `seconds` of the device's work where it succeeded."""
+        now = self._clock.monotonic()
+        if seconds is not None:
+            queue.profile = batching.learn(queue.profile, rows, seconds, queue.settings)
+        others = bool(len(queue.lanes)) or queue.executing > requests
+        queue.throughput = queueing.learn(queue.throughput, requests, others, self._settings, now)
+
+    def charge(self, ticket: Ticket, seconds: float) -> None:
+        """The ticket's tenant had so much of a device."""
+        begin = self._tags.of(ticket.tenant)
+        self._tags.served(begin)
+        self._tags.keep(ticket.tenant, fairness.after(begin, seconds, ticket.weight))
 
     def leave(self, ticket: Ticket, outcome: Outcome) -> None:
         """The request has ended. Raises IllegalTransition the second time."""
-        queue, now = ticket.queue, self._clock.monotonic()
-        served = ticket.phase is Phase.EXECUTING
+        queue = ticket.queue
         self._move(ticket, Phase.LEFT)
         queue.ended[outcome] += 1
-        queue.used_at = now
-        if served:
-            queue.throughput = queueing.learn(queue.throughput, not queue.idle, self._settings, now)
+        queue.used_at = self._clock.monotonic()
+        self._take_back_asks(queue)
         self._dispatch()
 
     def rows(self) -> list[Row]:
         """Every version that is known, in no order. May be called from another thread."""
         return [queue.row() for queue in list(self._versions.values())]
 
+    def known(self) -> list[VersionQueue]:
+        """Every version with its statistics, also those without requests for a while."""
+        return [*self._versions.values(), *self._past.values()]
+
     def forget_idle(self, idle_s: float) -> int:
         """Drops the state of versions that had no request for `idle_s` seconds; how many."""
         before = self._clock.monotonic() - idle_s
         old = [queue for queue in self._versions.values() if queue.idle and queue.used_at <= before]
         for queue in old:
-            del self._versions[queue.version_id]
+            self._forget(queue)
         return len(old)
+
+    # ---- Coming in -----------------------------------------------------------------------------
 
     def _add(self, function: str, version_id: str, now: float) -> VersionQueue:
         if len(self._versions) >= MAX_VERSIONS:
@@ -177,66 +187,165 @@ class Queues:
                     retry_after_s=self._settings.unknown_retry_s,
                     function=function,
                 )
-            del self._versions[min(idle, key=lambda queue: queue.used_at).version_id]
-        queue = self._versions[version_id] = VersionQueue(function, version_id, now)
+            self._forget(min(idle, key=lambda queue: queue.used_at))
+        queue = self._past.pop(version_id, None) or VersionQueue(function, version_id, now)
+        self._versions[version_id] = queue
         return queue
+
+    def _forget(self, queue: VersionQueue) -> None:
+        if queue.timer is not None:
+            queue.timer.cancel()
+            queue.timer = None
+        del self._versions[queue.version_id]
+        self._past[queue.version_id] = queue
+        while len(self._past) > MAX_VERSIONS:
+            del self._past[next(iter(self._past))]
+
+    def _configure(self, queue: VersionQueue, request: node.InferRequest) -> None:
+        """Takes over what the version says of itself; the same in all its requests."""
+        batch, objective_s = request.batching, request.objective_ms / 1000
+        max_rows, delay_s = max(batch.max_batch_size, 1), batch.max_delay_us / 1e6
+        known = queue.settings
+        if request.decoupled:
+            max_rows, delay_s = 1, 0.0
+        if (known.max_rows, known.max_delay_s, known.objective_s) != (max_rows, delay_s, objective_s):
+            queue.settings = batching.Settings(max_rows, delay_s, self._max_batch_bytes, objective_s)
+
+    def _admit(self, ticket: Ticket, capacity: int, now: float) -> None:
+        """Lets a request in, in another one's place where it must be. Raises ResourceExhausted."""
+        queue, request = ticket.queue, ticket.request
+        if queue.idle:
+            return
+        holdings = queue.lanes.holdings()
+        load = Load(
+            waiting=len(queue.lanes) + queue.apart,
+            executing=queue.executing,
+            capacity=capacity,
+            ahead=fairness.ahead(holdings, ticket.tenant, ticket.weight) if holdings else 0.0,
+            remaining_s=ticket.deadline - now,
+            execution_s=batching.typical(queue.profile, ticket.rows),
+        )
+        admission = queueing.admit(load, queue.throughput, self._settings)
+        if admission.admitted:
+            return
+        if admission.verdict is Verdict.FULL and len(holdings) + (ticket.tenant not in holdings) > 1:
+            gives_way = fairness.displace(holdings, ticket.tenant, ticket.weight, capacity)
+            if gives_way.tenant is not None:
+                victim = queue.lanes.last(gives_way.tenant)
+                self.tell(victim, displaced(victim.request, gives_way.reason, admission))
+                return
+        queue.ended[Outcome.REFUSED] += 1
+        raise refused(request, admission)
+
+    def _join(self, ticket: Ticket) -> None:
+        queue = ticket.queue
+        queue.latest = max(queue.latest, ticket.deadline) if len(queue.lanes) else ticket.deadline
+        queue.lanes.add(ticket)
+        self._note_room(queue)
+        self._dispatch()
+
+    # ---- Going on ------------------------------------------------------------------------------
 
     def _move(self, ticket: Ticket, to: Phase) -> None:
         queue = ticket.queue
         if to not in MOVES[ticket.phase]:
             raise IllegalTransition(f"request of version {queue.version_id}: {ticket.phase.name} to {to.name}")
         if ticket.phase is Phase.QUEUED:
-            # One that is cancelled may have been passed over by _dispatch already.
-            queue.waiting.pop(ticket, None)
-        elif ticket.phase is Phase.ACQUIRING:
-            queue.acquiring -= 1
-            self._acquiring -= 1
+            queue.lanes.remove(ticket)
+        elif ticket.phase is Phase.APART:
+            queue.apart -= 1
         else:
             queue.executing -= 1
-        if to is Phase.ACQUIRING:
-            queue.acquiring += 1
-            self._acquiring += 1
+        if to is Phase.APART:
+            queue.apart += 1
         elif to is Phase.EXECUTING:
             queue.executing += 1
         ticket.phase = to
         self._note_room(queue)
 
+    def _end_ask(self, queue: VersionQueue, ask: Ask) -> None:
+        """An ask is over; one that was taken back is so already."""
+        if ask in queue.asks:
+            del queue.asks[ask]
+            self._asking -= 1
+            self._note_room(queue)
+
+    def _take_back_asks(self, queue: VersionQueue) -> None:
+        """Ends the asks that nobody needs any more, the newest first."""
+        while len(queue.asks) > self._wanted(queue):
+            ask = next(reversed(queue.asks))
+            self._end_ask(queue, ask)
+            ask.cancel()
+
+    def _wanted(self, queue: VersionQueue) -> int:
+        """Asks that the version should have under way at most."""
+        return min(queue.lanes.groups(queue.settings.max_rows), self._settings.max_acquiring_per_version)
+
     def _note_room(self, queue: VersionQueue) -> None:
-        if queue.waiting and queue.acquiring < self._settings.max_acquiring_per_version:
+        if len(queue.asks) < self._wanted(queue):
             self._ready[queue.version_id] = queue
         else:
             self._ready.pop(queue.version_id, None)
 
+    def _candidates(self, queue: VersionQueue, until: float = float("inf")) -> list[Ticket]:
+        """The version's next requests, as far as they could be needed, but those whose deadline has passed or is
+        behind `until`, and those that were cancelled just now."""
+        found: list[Ticket] = []
+        limit = queue.settings.max_rows + CANDIDATES if queue.settings.max_rows > 1 else 1
+        now = self._clock.monotonic()
+        for ticket in queue.lanes:
+            if ticket.turn.done() or not now < ticket.deadline <= until:
+                continue
+            found.append(ticket)
+            if len(found) >= limit:
+                break
+        return found
+
+    def _due(self, queue: VersionQueue, now: float) -> bool:
+        """Whether the version's requests need wait no longer for company; else it is looked at again in time."""
+        if queue.settings.max_delay_s <= 0 or queue.lanes.full_groups(queue.settings.max_rows) > len(queue.asks):
+            return True
+        if queue.asks:
+            # What is asked for already takes them along.
+            return False
+        candidates = [ticket.waiting for ticket in self._candidates(queue)]
+        decision, queue.profile = batching.decide(
+            batching.Snapshot(candidates, granted=False), queue.profile, queue.settings, now
+        )
+        if queue.timer is not None:
+            queue.timer.cancel()
+            queue.timer = None
+        if decision.action is batching.Action.LEAVE:
+            return True
+        if decision.wake_at is not None:
+            queue.timer = asyncio.get_running_loop().call_later(decision.wake_at - now, self._look_again, queue)
+        return False
+
+    def _look_again(self, queue: VersionQueue) -> None:
+        queue.timer = None
+        self._note_room(queue)
+        self._dispatch()
+
     def _dispatch(self) -> None:
-        """Lets requests go on until none may."""
-        while self._ready:
-            heads = []
-            for queue in self._ready.values():
-                first = next(iter(queue.waiting))
-                heads.append(Head(queue.version_id, first.deadline, first.arrived))
-            snapshot = Snapshot(tuple(heads), self._acquiring)
-            decision, self._state = queueing.decide(snapshot, self._state, self._settings, self._clock.monotonic())
+        """Lets versions ask for devices until none may."""
+        if self._ask is None:
+            return
+        now = self._clock.monotonic()
+        while self._ready and self._asking < self._settings.max_acquiring:
+            heads: dict[str, Ticket] = {}
+            for queue in list(self._ready.values()):
+                head = next(iter(self._candidates(queue)), None)
+                if head is None or not self._due(queue, now):
+                    del self._ready[queue.version_id]
+                else:
+                    heads[queue.version_id] = head
+            snapshot = Snapshot(
+                tuple(Head(v, t.deadline, t.arrived, self._tags.of(t.tenant)) for v, t in heads.items()), self._asking
+            )
+            decision, self._state = queueing.decide(snapshot, self._state, self._settings, now)
             if decision.action is Action.WAIT:
                 return
             queue = self._ready[decision.version_id]
-            ticket = next(iter(queue.waiting))
-            if ticket.turn.done() or decision.action is Action.EXPIRE:
-                del queue.waiting[ticket]
-                self._note_room(queue)
-                if not ticket.turn.done():
-                    ticket.turn.set_exception(expired(queue.function, queue.version_id))
-                    # Seen, whether or not its owner is still there to read it.
-                    ticket.turn.exception()
-                continue
-            self._move(ticket, Phase.ACQUIRING)
-            ticket.turn.set_result(None)
-
-
-def expired(function: str, version_id: str) -> DeadlineExceeded:
-    """The answer to a request whose deadline passed in the queue."""
-    return DeadlineExceeded(
-        "DEADLINE_EXCEEDED",
-        f"the deadline passed while the request waited in the queue of function '{function}'; it was not executed",
-        function=function,
-        version=version_id,
-    )
+            queue.asks[self._ask(queue, heads[decision.version_id])] = None
+            self._asking += 1
+            self._note_room(queue)

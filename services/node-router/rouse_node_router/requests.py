@@ -14,14 +14,17 @@ import grpc
 from rouse_cache import Windows
 from rouse_common import telemetry
 from rouse_common.clock import Clock
-from rouse_common.errors import DeadlineExceeded, RouseError, Unavailable
+from rouse_common.errors import DeadlineExceeded, InvalidArgument, RouseError, Unavailable
 from rouse_contracts import cluster, functions, node, wire
 from rouse_contracts.wire import Buffer
-from rouse_node_router import metrics
-from rouse_node_router.adapters.devices import Devices, Lease
+from rouse_node_router import metrics, sequences
 from rouse_node_router.adapters.executors import Executed, Executors, NotExecuted
 from rouse_node_router.adapters.usage import Usage
-from rouse_node_router.queues import Outcome, Queues, Ticket, expired
+from rouse_node_router.answers import NO_INSTANCE, expired, no_instance, unanswered
+from rouse_node_router.carriers import Batch, Carriers, Done, Grant, Use
+from rouse_node_router.queues import Queues
+from rouse_node_router.sequences import Sequences
+from rouse_node_router.tickets import Outcome, Ticket
 
 LOG = logging.getLogger(__name__)
 
@@ -32,35 +35,41 @@ RETRY_PAUSE_S = 0.02
 # Kept back from the caller's deadline, so that our own answer still reaches it.
 MARGIN_S = 0.005
 MARGIN_SHARE = 0.1
+# What says that a sequence has lost its instance.
+INSTANCE_GONE = ("INSTANCE_GONE", "EXECUTOR_LOST", NO_INSTANCE)
 
 # Sends one of several responses, as parts of a serialised InferResponse; waits while the caller does not read.
 Send: TypeAlias = Callable[[Sequence[Buffer]], Awaitable[None]]
 
-NO_INSTANCE = "NO_INSTANCE"
-# Refusals of gpu-server after which another try on this node would end the same way.
-NOT_HERE = ("NO_EXECUTOR", "GPU_SERVER_AWAY", "NODE_STOPPING")
-
 
 @dataclass(slots=True)
 class Served:
-    """What a request did while it was here, for its timings and its usage record. Times in milliseconds."""
+    """What a request did while it was here, for its timings and its usage record. Times in milliseconds.
+
+    Attributes:
+        device_ms: the device's work for it; charged_ms: its part of it, where that was for others too.
+    """
 
     device: str = ""
     device_ms: float = 0.0
+    charged_ms: float = 0.0
     swap_ms: float = 0.0
     queue_ms: float = 0.0
     swapped_in: bool = False
+    pays_swap: bool = True
     sent: bool = False
+    requests: int = 1
 
 
 class Requests:
     """Serves requests, many at once; each in the task of its caller, so that cancelling that is enough."""
 
     def __init__(
-        self, node_id: str, queues: Queues, devices: Devices, executors: Executors, usage: Usage,
-        windows: Windows, clock: Clock,
+        self, node_id: str, queues: Queues, carriers: Carriers, executors: Executors, usage: Usage,
+        windows: Windows, clock: Clock, known_sequences: Sequences,
     ) -> None:  # fmt: skip
-        self._node_id, self._queues, self._devices = node_id, queues, devices
+        self._node_id, self._queues, self._carriers = node_id, queues, carriers
+        self._sequences = known_sequences
         self._executors, self._usage, self._windows = executors, usage, windows
         self._clock = clock
 
@@ -78,121 +87,165 @@ class Requests:
 
         Raises what NodeService.Infer documents.
         """
+        most = request.batching.max_batch_size
+        if most > 1 and request.rows > most:
+            raise InvalidArgument(
+                "BATCH_TOO_LARGE",
+                f"the request has {request.rows} rows; function '{request.function}' takes {most} at most",
+                function=request.function,
+            )
         now = self._clock.monotonic()
         deadline = now + remaining_s - min(MARGIN_S, remaining_s * MARGIN_SHARE)
-        ticket = self._queues.enter(request.function, request.version_id, request.queue_capacity, deadline)
+        if not request.options.sequence.id:
+            return await self._infer(request, inputs, deadline, send)
+        sequence = self._sequences.of(request)
+        try:
+            async with sequence.turn(request, deadline - now):
+                return await self._infer(request, inputs, deadline, send, sequence)
+        finally:
+            self._sequences.ended(request, sequence)
+
+    async def _infer(
+        self,
+        request: node.InferRequest,
+        inputs: Buffer,
+        deadline: float,
+        send: Send,
+        sequence: sequences.Sequence | None = None,
+    ) -> Sequence[Buffer] | None:
+        if sequence is not None and sequence.lost:
+            raise sequences.lost(request)
+        ticket = self._queues.enter(request, inputs, deadline, sequence.instance_id if sequence is not None else "")
         served = Served()
         error: BaseException | None = None
+        done: Done | None = None
         try:
-            await self._turn(ticket)
-            executed = await self._serve(ticket, request, inputs, served, send)
+            done = await self._serve(ticket, served, send, sequence)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            self._end(ticket, request, served, error)
-        return None if executed is None else self._answer(ticket, served, executed)
+            self._end(ticket, served, done, error)
+        return None if request.decoupled else self._answer(ticket, served, done.executed)
 
-    async def _turn(self, ticket: Ticket) -> None:
-        """Waits until the request may ask for a device."""
-        queue = ticket.queue
-        with telemetry.span("queue", function=queue.function, version=queue.version_id) as span:
-            if not ticket.turn.done():
-                try:
-                    async with asyncio.timeout(self._left(ticket)):
-                        await ticket.turn
-                except TimeoutError:
-                    raise expired(queue.function, queue.version_id) from None
-            ticket.turn.result()
-            span.set_attribute("queued_ms", (self._clock.monotonic() - ticket.arrived) * 1000)
-
-    async def _serve(
-        self, ticket: Ticket, request: node.InferRequest, inputs: Buffer, served: Served, send: Send
-    ) -> Executed | None:
+    async def _serve(self, ticket: Ticket, served: Served, send: Send, sequence: sequences.Sequence | None) -> Done:
         """Has the request executed under a lease; under another one where nothing has run."""
+        request = ticket.request
         for attempt in range(1, TRIES + 1):
             try:
-                lease = await self._lease(ticket, request, served)
-                return await self._execute(ticket, lease, request, inputs, served, send)
+                grant = await self._turn(ticket)
+                self._holds(ticket, grant, served)
+                if sequence is not None:
+                    sequence.instance_id = grant.lease.instance_id
+                if grant.batch is not None:
+                    return await self._share(ticket, grant.lease.device, grant.batch, served)
+                return await self._alone(ticket, Use(grant.lease), served, send)
             except NotExecuted as refused:
+                served.sent = False
+                self._queues.unexecuted(ticket)
                 metrics.RETRIES.labels(refused.reason).inc()
                 if attempt == TRIES:
-                    raise self._no_instance(request, f"{refused} (after {attempt} tries)") from None
+                    raise no_instance(self._node_id, request, f"{refused} (after {attempt} tries)") from None
                 LOG.info(
                     "request tried again function=%s attempt=%d reason=%s error=%s",
                     request.function, attempt, refused.reason, refused,
                 )  # fmt: skip
-                await self._pause(ticket, RETRY_PAUSE_S * attempt)
+                await asyncio.sleep(min(RETRY_PAUSE_S * attempt, self._left(ticket)))
+                self._queues.again(ticket)
+            except Unavailable as error:
+                if sequence is None or error.reason not in INSTANCE_GONE:
+                    raise
+                sequence.lost = True
+                if served.sent:
+                    raise
+                raise sequences.lost(request) from None
         raise AssertionError("the last try returns or raises")
 
-    async def _lease(self, ticket: Ticket, request: node.InferRequest, served: Served) -> Lease:
-        try:
-            lease = await self._devices.acquire(request.version_id, request.request_id, self._left(ticket))
-        except Unavailable as error:
-            if error.reason in NOT_HERE:
-                raise self._no_instance(request, str(error)) from None
-            # A lease that was never granted leaves nothing behind, so this may be tried again.
-            raise NotExecuted(error.reason, str(error), suspect=False) from None
-        except DeadlineExceeded:
-            raise DeadlineExceeded(
-                "DEADLINE_EXCEEDED",
-                f"the deadline passed while function '{request.function}' waited for a device of node "
-                f"'{self._node_id}'; it was not executed",
-                function=request.function, node=self._node_id,
-            ) from None  # fmt: skip
-        self._queues.granted(ticket)
+    async def _turn(self, ticket: Ticket) -> Grant:
+        """Waits until the request holds a device."""
+        request = ticket.request
+        with telemetry.span("queue", function=request.function, version=request.version_id) as span:
+            try:
+                async with asyncio.timeout(self._left(ticket)):
+                    grant = await (self._carriers.asked_by(ticket) if ticket.instance_id else ticket.turn)
+            except TimeoutError:
+                self._carriers.not_taken(ticket)
+                raise expired(request) from None
+            except asyncio.CancelledError:
+                self._carriers.not_taken(ticket)
+                raise
+            span.set_attribute("queued_ms", (self._clock.monotonic() - ticket.arrived) * 1000)
+        return grant
+
+    def _holds(self, ticket: Ticket, grant: Grant, served: Served) -> None:
+        """Takes note of the lease."""
+        lease = grant.lease
         waited_ms = (self._clock.monotonic() - ticket.arrived) * 1000
         served.device, served.swapped_in = lease.device, served.swapped_in or lease.swapped_in
-        served.swap_ms += lease.swap_ms
+        # Who came while the model was on its way waited for a part of it only.
+        served.swap_ms = min(waited_ms, served.swap_ms + lease.swap_ms)
         served.queue_ms = max(0.0, waited_ms - served.swap_ms)
         metrics.QUEUE_DELAY.observe(waited_ms / 1000)
         if lease.swapped_in:
             metrics.LOADING_QUEUE_DELAY.observe(waited_ms / 1000)
-        return lease
 
-    async def _execute(
-        self, ticket: Ticket, lease: Lease, request: node.InferRequest, inputs: Buffer, served: Served, send: Send
-    ) -> Executed | None:
-        """Executes under the lease and gives it back, whatever happens."""
-        abandoned = False
+    async def _share(self, ticket: Ticket, device: str, batch: Batch, served: Served) -> Done:
+        """Waits for the request's part of a batch."""
+        served.sent = True
+        with telemetry.span("batch", requests=batch.requests, rows=batch.rows, trace=batch.trace_id):
+            try:
+                async with asyncio.timeout(ticket.deadline - self._clock.monotonic()):
+                    done = await batch.result(ticket)
+            except TimeoutError:
+                raise unanswered(ticket.request, device) from None
+        served.device_ms, served.charged_ms = done.executed.device_ms, done.device_ms
+        served.requests, served.pays_swap = done.requests, done.pays_swap
+        return done
+
+    async def _alone(self, ticket: Ticket, use: Use, served: Served, send: Send) -> Done:
+        """Executes under a lease of the request's own and gives it back, whatever happens."""
         try:
-            left = self._left(ticket)
-            # Unless told otherwise, what was handed over may still be at work.
-            abandoned = served.sent = True
-            executed = None
-            if request.decoupled:
-                await self._pass_on(ticket, lease, request, inputs, served, send)
-            else:
-                executed = await self._executors.execute(lease, request, inputs, left)
-                served.device_ms = executed.device_ms
-            abandoned = False
-        except NotExecuted as refused:
-            abandoned, served.sent = refused.suspect, False
-            self._queues.again(ticket)
-            raise
-        except RouseError as error:
-            # Any other is the executor's own answer: it has ended the request, and is idle.
-            abandoned = abandoned and error.reason in ("EXECUTOR_LOST", "DEADLINE_EXCEEDED")
+            left_s = self._left(ticket)
+            served.sent = True
+            if ticket.request.decoupled:
+                return await self._pass_on(ticket, use, left_s, served, send)
+            done = await self._carriers.execute(use, ticket, left_s)
+            served.device_ms = served.charged_ms = done.device_ms
+            return done
+        except (NotExecuted, RouseError) as error:
+            use.failed(error)
             raise
         finally:
-            self._devices.release(lease, served.device_ms, abandoned=abandoned)
-        return executed
+            self._carriers.give_back(use)
 
-    async def _pass_on(
-        self, ticket: Ticket, lease: Lease, request: node.InferRequest, inputs: Buffer, served: Served, send: Send
-    ) -> None:
+    async def _pass_on(self, ticket: Ticket, use: Use, left_s: float, served: Served, send: Send) -> Done:
         """Sends the responses of a decoupled function as they come."""
-        async with aclosing(self._executors.stream(lease, request, inputs, self._left(ticket))) as responses:
+        use.busy = True
+        input_ms = output_ms = 0.0
+        request = ticket.request
+        async with aclosing(self._executors.stream(use.lease, request, ticket.inputs, left_s)) as responses:
             async for executed in responses:
-                served.device_ms += executed.device_ms
+                use.device_ms += executed.device_ms
+                input_ms, output_ms = input_ms + executed.input_ms, output_ms + executed.output_ms
+                served.device_ms = served.charged_ms = use.device_ms
                 if executed.outputs:
                     await send(self._answer(ticket, served, executed))
+        use.busy = False
+        whole = Executed(b"", use.device_ms, input_ms, output_ms)
+        self._carriers.count(ticket.queue, 1, ticket.rows, whole)
+        return Done(whole, use.device_ms)
 
-    def _end(self, ticket: Ticket, request: node.InferRequest, served: Served, error: BaseException | None) -> None:
-        outcome = self._outcome(ticket, error)
+    def _end(self, ticket: Ticket, served: Served, done: Done | None, error: BaseException | None) -> None:
+        request, outcome = ticket.request, self._outcome(ticket, error)
+        self._queues.charge(ticket, served.charged_ms / 1000)
         self._queues.leave(ticket, outcome)
-        if outcome is Outcome.COMPLETED:
-            self._windows.count_completion(request.function, served.device_ms)
+        total_ms = (self._clock.monotonic() - ticket.arrived) * 1000
+        statistics = ticket.queue.statistics
+        if done is not None:
+            self._windows.count_completion(request.function, served.charged_ms)
+            statistics.succeeded(ticket.rows, total_ms, served.queue_ms, done.compute, self._clock.now())
+        else:
+            statistics.failed(total_ms, cancelled=outcome is Outcome.CANCELLED)
         # A request that a gateway sends elsewhere is recorded there, under the same id.
         if not served.sent and outcome is not Outcome.EXPIRED:
             return
@@ -202,11 +255,11 @@ class Requests:
             version_id=request.version_id,
             node_id=self._node_id,
             device=served.device,
-            device_ms=served.device_ms,
-            swap_ms=served.swap_ms,
+            device_ms=served.charged_ms,
+            swap_ms=served.swap_ms if served.pays_swap else 0.0,
             queue_ms=served.queue_ms,
             status_code=_status(error),
-            swapped_in=served.swapped_in,
+            swapped_in=served.swapped_in and served.pays_swap,
             tenant=request.tenant,
         )
         record.finished_at.FromNanoseconds(int(self._clock.now() * 1e9))
@@ -229,26 +282,17 @@ class Requests:
             execute_ms=served.device_ms,
             total_ms=(self._clock.monotonic() - ticket.arrived) * 1000,
         )
-        rest = node.InferResponse(timings=timings, device=served.device, swapped_in=served.swapped_in)
+        rest = node.InferResponse(
+            timings=timings, device=served.device, swapped_in=served.swapped_in, batch_requests=served.requests
+        )
         return wire.joined(rest.SerializeToString(), node.InferResponse.OUTPUTS_FIELD_NUMBER, executed.outputs)
 
     def _left(self, ticket: Ticket) -> float:
         """Seconds until the request must be answered. Raises DeadlineExceeded where none are left."""
         left = ticket.deadline - self._clock.monotonic()
         if left <= 0:
-            raise expired(ticket.queue.function, ticket.queue.version_id)
+            raise expired(ticket.request)
         return left
-
-    async def _pause(self, ticket: Ticket, seconds: float) -> None:
-        await asyncio.sleep(min(seconds, self._left(ticket)))
-
-    def _no_instance(self, request: node.InferRequest, why: str) -> Unavailable:
-        return Unavailable(
-            NO_INSTANCE,
-            f"node '{self._node_id}' has no instance of function '{request.function}' that takes requests, and "
-            f"nothing was executed: {why}; send it to another node or wake the function",
-            function=request.function, version=request.version_id, node=self._node_id,
-        )  # fmt: skip
 
 
 def _status(error: BaseException | None) -> int:

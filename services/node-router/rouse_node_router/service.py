@@ -12,8 +12,11 @@ from rouse_common.link import Buffer, Incoming, LinkServer
 from rouse_contracts import node as contract
 from rouse_contracts import wire
 from rouse_contracts.links import INFER
-from rouse_node_router.queues import Outcome, Queues
-from rouse_node_router.requests import NO_INSTANCE, Requests
+from rouse_node_router.answers import NO_INSTANCE
+from rouse_node_router.queues import Queues
+from rouse_node_router.requests import Requests
+from rouse_node_router.tickets import Outcome
+from rouse_node_router.versions import VersionQueue
 
 
 class InferLink:
@@ -58,18 +61,20 @@ class NodeServicer(contract.NodeServiceServicer):
     async def DescribeQueues(
         self, request: contract.DescribeQueuesRequest, context: grpc.aio.ServicerContext
     ) -> contract.DescribeQueuesResponse:
-        return contract.DescribeQueuesResponse(
-            queues=[
-                contract.QueueSummary(
-                    function=row.function,
-                    version_id=row.version_id,
-                    queued=row.queued,
-                    executing=row.executing,
-                    completed=row.ended[Outcome.COMPLETED],
-                    failed=row.ended[Outcome.FAILED] + row.ended[Outcome.CANCELLED],
-                    expired=row.ended[Outcome.EXPIRED],
-                    refused=row.ended[Outcome.REFUSED],
-                )
-                for row in sorted(self._queues.rows(), key=lambda row: (row.function, row.version_id))
-            ]
-        )
+        queues = sorted(self._queues.known(), key=lambda queue: (queue.function, queue.version_id))
+        return contract.DescribeQueuesResponse(queues=[_summary(queue) for queue in queues])
+
+
+def _summary(queue: VersionQueue) -> contract.QueueSummary:
+    row = queue.row()
+    return contract.QueueSummary(
+        function=row.function,
+        version_id=row.version_id,
+        queued=row.queued,
+        executing=row.executing,
+        completed=row.ended[Outcome.COMPLETED],
+        failed=row.ended[Outcome.FAILED] + row.ended[Outcome.CANCELLED],
+        expired=row.ended[Outcome.EXPIRED],
+        refused=row.ended[Outcome.REFUSED],
+        statistics=queue.statistics.message(),
+    )

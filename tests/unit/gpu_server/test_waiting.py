@@ -7,10 +7,11 @@ import asyncio
 from rouse_gpu_server.state.waiting import Waiter, WaitingList
 
 
-def enter(waiting: WaitingList, version: str) -> Waiter:
+def enter(waiting: WaitingList, version: str, instance: str = "") -> Waiter:
     waiter = Waiter(
         ticket=waiting.next_ticket(), version_id=version, request_id="r", acquire_id=f"{version}-a", owner="o",
         incarnation="1", arrived=0.0, deadline=9.0, arrived_at=0.0, outcome=asyncio.get_running_loop().create_future(),
+        hold_until=9.0, instance_id=instance,
     )  # fmt: skip
     waiting.add(waiter)
     return waiter
@@ -22,6 +23,21 @@ async def test_heads_are_the_oldest_of_each_version_in_the_order_of_arrival() ->
     assert waiting.heads({"a": 1}) == [first, other, second]
     assert waiting.heads({}) == [first, other]
     assert list(waiting.of("a")) == [first, second, third]
+
+
+async def test_who_waits_for_one_instance_holds_nobody_else_up() -> None:
+    waiting = WaitingList(10)
+    bound = [enter(waiting, "a", instance) for instance in ("i1", "i1", "i2")]
+    free = enter(waiting, "a")
+    assert waiting.heads({}) == [bound[0], bound[2], free]
+    assert waiting.bound("a") == bound
+    assert list(waiting.of("a")) == [*bound, free]
+    waiting.remove(bound[0])
+    waiting.put_back(bound[0])
+    assert waiting.heads({})[0] is bound[0]
+    for waiter in [*bound, free]:
+        waiting.remove(waiter)
+    assert waiting.versions() == []
 
 
 async def test_who_is_put_back_gets_the_old_place() -> None:

@@ -74,6 +74,10 @@ class Dispatcher:
         for version_id in self._pool.waiting.versions():
             model = self._pool.models.get(version_id)
             if model is not None and not model.dropping and self._pool.serves(version_id):
+                for waiter in self._pool.waiting.bound(version_id):
+                    if not self._pool.is_alive(waiter.instance_id):
+                        self._pool.waiting.remove(waiter)
+                        self.fail(waiter, instance_gone(waiter.instance_id, version_id))
                 continue
             for waiter in self._pool.waiting.of(version_id):
                 self._pool.waiting.remove(waiter)
@@ -96,7 +100,7 @@ class Dispatcher:
             acquire_id=waiter.acquire_id,
             owner=waiter.owner,
             incarnation=waiter.incarnation,
-            expires_at=waiter.deadline + self._margin_s,
+            expires_at=waiter.hold_until + self._margin_s,
             granted_at=now,
         )
         waiter.reason = grant.reason
@@ -168,4 +172,14 @@ def no_executor(version_id: str) -> Unavailable:
     """What a request hears for which there is no instance on this node."""
     return Unavailable(
         "NO_EXECUTOR", f"no instance of version {version_id} serves on this node", retry_after_s=0.1, version=version_id
+    )
+
+
+def instance_gone(instance_id: str, version_id: str) -> Unavailable:
+    """What a request hears that wants an instance which is not there any more."""
+    return Unavailable(
+        "INSTANCE_GONE",
+        f"instance {instance_id} of version {version_id} does not serve on this node any more",
+        version=version_id,
+        instance=instance_id,
     )

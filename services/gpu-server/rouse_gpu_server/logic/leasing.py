@@ -11,7 +11,7 @@ from rouse_common.clock import Clock
 from rouse_common.errors import Cancelled, DeadlineExceeded, FailedPrecondition, ResourceExhausted, RouseError
 from rouse_common.telemetry import TRACER
 from rouse_gpu_server import metrics
-from rouse_gpu_server.logic.dispatcher import Dispatcher, no_executor
+from rouse_gpu_server.logic.dispatcher import Dispatcher, instance_gone, no_executor
 from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Lease, Model, Swap
 from rouse_gpu_server.state.waiting import Waiter
@@ -20,6 +20,8 @@ from rouse_gpu_server.state.wakeup import Wakeup
 # The answer still has to reach the caller before its own deadline.
 ANSWER_MARGIN_S = 0.005
 RETRY_S = 0.5
+# So much longer than it waits for it may a caller keep a lease.
+MAX_HOLD_S = 3600.0
 # A rest of waiting after a swap shorter than this is no span of its own.
 SHORT_S = 0.0005
 
@@ -33,6 +35,8 @@ class Call:
     owner: str
     incarnation: str
     acquire_id: str = ""
+    hold_s: float = 0.0
+    instance_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Leasing:
         if self._pool.synced:
             if model is None or model.dropping or not self._pool.serves(version_id):
                 raise self._refused("no_executor", no_executor(version_id))
+            if call.instance_id and not self._pool.is_alive(call.instance_id):
+                raise self._refused("no_executor", instance_gone(call.instance_id, version_id))
             self._check_size(model)
         if self._pool.waiting.full:
             count = len(self._pool.waiting)
@@ -106,6 +112,8 @@ class Leasing:
             incarnation=call.incarnation,
             arrived=now,
             deadline=now + timeout_s,
+            hold_until=now + min(max(timeout_s, call.hold_s), timeout_s + MAX_HOLD_S),
+            instance_id=call.instance_id,
             arrived_at=self._clock.now(),
             outcome=asyncio.get_running_loop().create_future(),
             swaps_before=model.swaps_ended if model is not None else 0,

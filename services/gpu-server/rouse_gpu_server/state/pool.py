@@ -37,6 +37,11 @@ class Pool:
         """Whether an executor takes requests of the version, now or once it is free."""
         return any(not e.condemned for e in self.executors_of(version_id))
 
+    def is_alive(self, instance_id: str) -> bool:
+        """Whether the instance takes requests, now or once it is free."""
+        executor = self.executors.get(instance_id)
+        return executor is not None and executor.alive and not executor.condemned
+
     def holders(self, resident: Resident) -> list[Executor]:
         """Executors that may have the resident's memory mapped."""
         return [e for e in self.executors.values() if e.attached is resident]
@@ -133,7 +138,9 @@ class Pool:
                 for e in free
                 if e.version_id in versions
             ),
-            waiters=tuple(scheduling.Waiter(w.ticket, w.version_id, w.arrived, w.deadline) for w in waiters),
+            waiters=tuple(
+                scheduling.Waiter(w.ticket, w.version_id, w.arrived, w.deadline, w.instance_id) for w in waiters
+            ),
         )
 
     def _phase(self, resident: Resident) -> scheduling.Phase:

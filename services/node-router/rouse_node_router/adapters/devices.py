@@ -38,6 +38,7 @@ class Lease:
     device: str
     swap_ms: float
     swapped_in: bool
+    instance_id: str = ""
 
 
 class Devices:
@@ -69,8 +70,11 @@ class Devices:
         self._numbers = itertools.count()
         self._releases: set[asyncio.Task[None]] = set()
 
-    async def acquire(self, version_id: str, request_id: str, timeout_s: float) -> Lease:
-        """Waits for a device that holds the version.
+    async def acquire(
+        self, version_id: str, request_id: str, timeout_s: float, hold_s: float, instance_id: str = ""
+    ) -> Lease:
+        """Waits `timeout_s` at most for a device that holds the version; the lease may be kept for `hold_s`
+        from now on. With an instance only that one will do.
 
         Raises what DeviceService.Acquire documents; Unavailable GPU_SERVER_AWAY where nobody answers,
         GPU_SERVER_LOST where it went away meanwhile. However this ends, cancellation included, a lease that
@@ -83,6 +87,8 @@ class Devices:
             owner=self._owner,
             incarnation=self._incarnation,
             acquire_id=acquire_id,
+            hold_s=hold_s,
+            instance_id=instance_id,
         )
         try:
             granted = contract.AcquireResponse.FromString(await self._ask(request.SerializeToString(), timeout_s))
@@ -99,7 +105,10 @@ class Devices:
             if isinstance(error, Unavailable) and error.reason in UNANSWERED:
                 raise Unavailable("GPU_SERVER_LOST", f"gpu-server at {self._link} went away: {error}") from None
             raise
-        return Lease(granted.lease_id, granted.executor_address, granted.device, granted.swap_ms, granted.swapped_in)
+        return Lease(
+            granted.lease_id, granted.executor_address, granted.device, granted.swap_ms, granted.swapped_in,
+            granted.instance_id,
+        )  # fmt: skip
 
     async def _ask(self, request: bytes, timeout_s: float) -> bytes:
         """Acquire as it is. One that found no connection was not sent: it waits for gpu-server and goes again."""
