@@ -108,3 +108,17 @@ def test_traffic_is_split_and_rolled_back_at_once(mesh: Mesh, tmp_path: Path) ->
     assert factor(client.infer("split", X, timeout=60)) == 3.0
     assert factor(client.infer("split", X, version=4, timeout=60)) == 4.0
     client.delete("split")
+
+
+def test_a_function_is_put_to_sleep_and_woken_by_its_next_request(mesh: Mesh, tmp_path: Path) -> None:
+    client = mesh.client()
+    client.deploy(write_times(tmp_path / "v1", "tired", 5))
+    assert factor(client.infer("tired", X, timeout=60)) == 5.0
+    asleep = client.sleep("tired")
+    assert (asleep.state, asleep.ready_instances) == ("SLEEPING", 0)
+    mesh.wait_until(lambda: mesh.instance_pids("tired") == [], "its instance has ended")
+    assert client.describe("tired").function.ready_instances == 0
+    assert factor(client.infer("tired", X, timeout=60)) == 5.0
+    client.sleep("tired")
+    assert client.wake("tired", timeout=60).state == "READY"
+    client.delete("tired")

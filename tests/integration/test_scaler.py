@@ -5,120 +5,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from rouse_cache import Windows
-from rouse_common.clock import SystemClock
 from rouse_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
-from rouse_common.rpc import Channels, call
+from rouse_common.rpc import call
 from rouse_contracts import scaling
 from rouse_scaler.app import Scaler
 from rouse_scaler.config import ScalerConfig
-from rouse_testkit.clock import ManualClock
 from rouse_testkit.doubles_cluster import (
     FAILED,
-    MAX_MESSAGE_BYTES,
     PENDING,
     READY,
     STOPPING,
     ClusterDouble,
-    CoordinatorDouble,
 )
-from rouse_testkit.running import Running, running
-
-
-class Mesh:
-    """A scaler with its neighbours."""
-
-    def __init__(self, redis_url: str) -> None:
-        self.redis_url = redis_url
-        self.control = ClusterDouble()
-        self.node = CoordinatorDouble(self.control)
-        self.channels = Channels(MAX_MESSAGE_BYTES)
-        self.service: Running
-        self.stub: scaling.ScalingServiceStub
-
-    async def wake(self, function: str, version_id: str = "") -> bool:
-        request = scaling.WakeFunctionRequest(function=function, version_id=version_id)
-        return bool((await call(self.stub.WakeFunction, request, timeout_s=10)).started)
-
-    async def decision(self, function: str) -> scaling.ScalingDecision:
-        """The latest decision, once there is one."""
-        async with asyncio.timeout(10):
-            while True:
-                answer = await call(self.stub.ListDecisions, scaling.ListDecisionsRequest(), timeout_s=5)
-                decision: scaling.ScalingDecision
-                for decision in answer.decisions:
-                    if decision.function == function:
-                        return decision
-                await self.rounds(1)
-
-    async def rounds(self, count: int) -> None:
-        """Lets so many whole rounds go by."""
-        seen = self.control.calls["ListFunctions"]
-        await self.control.until(lambda: self.control.calls["ListFunctions"] > seen + count)
-
-    async def arrivals(self, function: str, count: int, *, seconds: int = 10, device_ms: float = 0.0) -> None:
-        """Counts `count` arrivals in each of the last `seconds` seconds, served in `device_ms` each."""
-        clock = ManualClock(SystemClock().now() - seconds)
-        windows = Windows.connect(self.redis_url, clock)
-        for _ in range(seconds):
-            for _ in range(count):
-                windows.count_arrival(function)
-                if device_ms:
-                    windows.count_completion(function, device_ms)
-            clock.advance(1)
-        await windows.flush()
-        await windows.close()
-
-
-Start = Callable[..., Awaitable[Mesh]]
-
-
-@asynccontextmanager
-async def scaler_mesh(
-    redis_url: str, prepare: Callable[[Mesh], Awaitable[None]] | None, **options: Any
-) -> AsyncIterator[Mesh]:
-    mesh = Mesh(redis_url)
-    cluster_manager = await mesh.control.start()
-    mesh.control.add_node("n0", await mesh.node.start())
-    if prepare is not None:
-        await prepare(mesh)
-    quick: dict[str, Any] = {
-        "period_s": 0.05,
-        "first_backoff_s": 0.1,
-        "settle_s": 0.2,
-        "grace_s": 5.0,
-        "redis": redis_url,
-    }
-    options = {**quick, **options}
-    config = ScalerConfig(cluster_manager=cluster_manager, **options)
-    async with running(Scaler(config)) as mesh.service:
-        mesh.stub = scaling.ScalingServiceStub(mesh.channels.get(await mesh.service.ready()))
-        try:
-            yield mesh
-        finally:
-            mesh.node.stops.set()
-            await mesh.channels.close()
-    await mesh.node.stop()
-    await mesh.control.stop()
+from rouse_testkit.running import running
+from rouse_testkit.scaler_mesh import ScalerMesh, Start, scaler_mesh, stopped
 
 
 @pytest.fixture
 async def start(redis_url: str) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
-        async def make(prepare: Callable[[Mesh], Awaitable[None]] | None = None, **options: Any) -> Mesh:
+        async def make(prepare: Callable[[ScalerMesh], Awaitable[None]] | None = None, **options: Any) -> ScalerMesh:
             return await stack.enter_async_context(scaler_mesh(options.pop("redis", redis_url), prepare, **options))
 
         yield make
-
-
-def stopped(mesh: Mesh) -> list[str]:
-    return [request.instance_id for request in mesh.node.stopped]
 
 
 # ---- wake-ups ----
@@ -190,7 +106,7 @@ async def test_what_cannot_be_woken_says_why(start: Start) -> None:
 
 
 async def test_a_node_that_does_not_take_the_instance_is_followed_by_another(start: Start) -> None:
-    async def two_nodes(mesh: Mesh) -> None:
+    async def two_nodes(mesh: ScalerMesh) -> None:
         mesh.control.add_node("a-dead", "127.0.0.1:1")
 
     mesh = await start(two_nodes, period_s=600)
@@ -322,7 +238,7 @@ async def test_waking_and_going_to_zero_never_leave_a_waiter_behind(start: Start
 
 
 async def test_a_function_in_use_stays(start: Start) -> None:
-    async def busy(mesh: Mesh) -> None:
+    async def busy(mesh: ScalerMesh) -> None:
         mesh.control.deploy("f", idle_s=0.05)
         mesh.control.nodes["n0"].report.devices.add(name="cpu0", executing="f")
 
@@ -350,7 +266,7 @@ async def test_a_function_that_cannot_start_is_tried_ever_more_rarely(start: Sta
 
 
 async def test_what_a_dead_scaler_left_half_done_is_finished(start: Start) -> None:
-    async def leftovers(mesh: Mesh) -> None:
+    async def leftovers(mesh: ScalerMesh) -> None:
         mesh.control.deploy("f", idle_s=60)
         await mesh.control.put("f-v1", PENDING, age_s=5)
         mesh.control.deploy("g")
@@ -367,7 +283,7 @@ async def test_what_a_dead_scaler_left_half_done_is_finished(start: Start) -> No
 
 
 async def test_a_replaced_version_goes_once_the_new_one_serves(start: Start) -> None:
-    async def old(mesh: Mesh) -> None:
+    async def old(mesh: ScalerMesh) -> None:
         mesh.control.deploy("f")
         await mesh.control.put("f-v1", READY, age_s=100)
         mesh.control.deploy("f")
@@ -385,7 +301,7 @@ async def test_without_redis_nothing_is_stopped_and_the_least_is_kept(
 ) -> None:
     caplog.set_level(logging.INFO, logger="rouse_scaler")
 
-    async def idle(mesh: Mesh) -> None:
+    async def idle(mesh: ScalerMesh) -> None:
         mesh.control.deploy("f", idle_s=1)
         await mesh.control.put("f-v1", READY, age_s=100)
         mesh.control.deploy("g", least=1)

@@ -3,6 +3,6 @@
 from rouse_cache.allowances import Rate
 from rouse_cache.answers import Answers, Known, Name, Reservation
 from rouse_cache.limits import Limits
-from rouse_cache.windows import Activity, Windows
+from rouse_cache.windows import VERSION_MARK, Activity, Windows
 
-__all__ = ["Activity", "Answers", "Known", "Limits", "Name", "Rate", "Reservation", "Windows"]
+__all__ = ["VERSION_MARK", "Activity", "Answers", "Known", "Limits", "Name", "Rate", "Reservation", "Windows"]

@@ -31,6 +31,10 @@ MAX_PENDING = 50_000
 CONNECTIONS = 4
 TIMEOUT_S = 2.0
 
+# Between a function's name, which never holds it, and a version's id: requests for other versions than the active
+# one are counted under both together as well as under the name.
+VERSION_MARK = "@"
+
 LAST_ARRIVAL_KEY = "rouse:last_arrival"
 ARRIVALS, COMPLETIONS, DEVICE_US = "a", "c", "d"
 

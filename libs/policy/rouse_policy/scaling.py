@@ -11,6 +11,7 @@ instance serves is the inverse of the time that a device works for a request.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 COUNTED = ("PENDING", "STARTING", "READY")
@@ -39,7 +40,9 @@ class Snapshot:
         instance_rate: requests a second that one instance serves; 0 where none was measured in the window.
         last_arrival: latest arrival or wake-up, seconds since 1970; None where none is known.
         busy: whether a node executes it now.
-        instances: those of all its versions that have not ended.
+        instances: those that have not ended, of this version and of versions without traffic.
+        named: when requests that named one of those versions last came, by version, seconds since 1970.
+        slept_at: when somebody last put it to sleep, seconds since 1970; None where nobody did.
     """
 
     function: str
@@ -53,6 +56,8 @@ class Snapshot:
     last_arrival: float | None
     busy: bool = False
     instances: tuple[InstanceView, ...] = ()
+    named: Mapping[str, float] = field(default_factory=dict)
+    slept_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,8 @@ def _desired(snapshot: Snapshot, state: State, settings: Settings, current: int,
     at once. An idle function has waited for its own timeout already."""
     low, high = snapshot.min_instances, max(snapshot.min_instances, snapshot.max_instances)
     rate, served, limits = snapshot.arrival_rate, state.instance_rate, f"limits {low} to {high}"
+    if snapshot.slept_at is not None and (snapshot.last_arrival or 0.0) <= snapshot.slept_at:
+        return low, f"put to sleep {now - snapshot.slept_at:.3g} s ago, not called since; {limits}", True
     if rate is None:
         return max(low, min(current, high)), f"arrivals are not known, {current} instances stay", False
     if state.last_active is None:
@@ -223,19 +230,24 @@ def _surplus(counted: list[InstanceView], count: int) -> tuple[str, ...]:
 def _retired(
     snapshot: Snapshot, state: State, settings: Settings, counted: list[InstanceView], now: float
 ) -> tuple[str, ...]:
-    """Instances of older versions that nothing needs any more.
+    """Instances of versions without traffic that nothing needs any more.
 
-    They serve until the active version does, and a while longer, for requests that name their version.
+    They serve until the active version does, and a while longer; those that requests name, until these have
+    not come for as long as the function may be idle.
     """
     replaced = any(x.state == "READY" for x in counted)
     idle = state.last_active is not None and now - state.last_active >= snapshot.idle_timeout_s
     idle = idle and snapshot.arrival_rate is not None
+
+    def unwanted(x: InstanceView) -> bool:
+        named = snapshot.named.get(x.version_id)
+        in_use = named is not None and now - named < snapshot.idle_timeout_s
+        return idle or (replaced and not in_use and now - x.since >= settings.retire_s)
+
     return tuple(
         x.instance_id
         for x in snapshot.instances
-        if x.version_id != snapshot.version_id
-        and x.state in COUNTED
-        and (idle or (replaced and now - x.since >= settings.retire_s))
+        if x.version_id != snapshot.version_id and x.state in COUNTED and unwanted(x)
     )
 
 

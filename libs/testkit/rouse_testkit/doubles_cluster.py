@@ -57,6 +57,8 @@ class ClusterDouble(Served, cluster.ClusterServiceServicer):
         self.versions: dict[str, functions.FunctionVersion] = {}
         self.instances: dict[str, cluster.Instance] = {}
         self.nodes: dict[str, cluster.Node] = {}
+        # Percentages by version, of functions whose active version does not have all.
+        self.traffic: dict[str, dict[int, int]] = {}
         self.history: list[tuple[str, str]] = []
         self.calls: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
@@ -139,11 +141,19 @@ class ClusterDouble(Served, cluster.ClusterServiceServicer):
             state = functions.FUNCTION_STATE_WAKING
         elif mine and mine[-1].state == FAILED:
             state = functions.FUNCTION_STATE_FAILED
-        return functions.FunctionSummary(name=name, state=state, active_version=active)
+        traffic = [functions.TrafficShare(version=v, percent=p) for v, p in self.traffic.get(name, {}).items()]
+        return functions.FunctionSummary(name=name, state=state, active_version=active, traffic=traffic)
 
     async def ListFunctions(self, request: Any, context: grpc.aio.ServicerContext) -> cluster.ListFunctionsResponse:
         await self._count("ListFunctions")
-        return cluster.ListFunctionsResponse(functions=[self._summary(name) for name in sorted(self.functions)])
+        beside = [
+            version
+            for version in self.versions.values()
+            if version.version in self.traffic.get(version.spec.name, {})
+            and version != self.functions[version.spec.name]
+        ]
+        summaries = [self._summary(name) for name in sorted(self.functions)]
+        return cluster.ListFunctionsResponse(functions=summaries, versions=beside)
 
     async def ListInstances(self, request: Any, context: grpc.aio.ServicerContext) -> cluster.ListInstancesResponse:
         live = [x for x in self.instances.values() if x.state not in TERMINAL]

@@ -111,6 +111,7 @@ class GatewayApp:
         rest = self._rest(make_router(routes, desk, mesh_version))
         neighbours = Neighbours(
             cluster,
+            scaler,
             Repository(channels, config.model_repository),
             channels,
             Logs(config.log_dir),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 from opentelemetry import trace
 
+from rouse_cache import VERSION_MARK
 from rouse_common import telemetry
 from rouse_common.clock import Clock
 from rouse_common.errors import (
@@ -101,7 +102,8 @@ class Dispatcher:
     """Serves inferences.
 
     Args:
-        count_arrival: told the function of every valid request, before it is admitted.
+        count_arrival: told the function of every valid request, before it is admitted; and, of requests for other
+            versions than the active one, once more the function with the version.
         admission_settings: bounds of holding.
     """
 
@@ -201,6 +203,8 @@ class Dispatcher:
         await check_request(version, call.inputs, call.output_names)
         rows = count_rows(version, call.inputs)
         self._count_arrival(version.function)
+        if not version.active:
+            self._count_arrival(f"{version.function}{VERSION_MARK}{version.version_id}")
         return _Trip(version, request_id, rows, started, started + call.timeout_s)
 
     def _next_timeout_s(self, trip: _Trip) -> float:

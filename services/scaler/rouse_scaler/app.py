@@ -20,6 +20,7 @@ from rouse_scaler.config import ScalerConfig
 from rouse_scaler.metrics import DecisionCollector
 from rouse_scaler.rounds import Rounds
 from rouse_scaler.service import ScalingServicer
+from rouse_scaler.sleeps import Sleeps
 from rouse_scaler.state import Registry
 from rouse_scaler.wakes import Wakes
 
@@ -48,12 +49,15 @@ class Scaler:
                 control = ControlPlane(channels, config.cluster_manager)
                 actions = Actions(control, coordinators, config.grace_s, tasks)
                 wakes = Wakes(control, actions, registry, clock, tasks)
+                sleeps = Sleeps(control, actions, registry, clock)
                 rounds = Rounds(
                     control, coordinators, windows, actions, registry, config.policy(), config.window_s, clock, tasks
                 )
                 server = RpcServer(config.listen, max_message_bytes=self._max_bytes, tls=config.tls)
                 server.add(
-                    contract.add_ScalingServiceServicer_to_server, ScalingServicer(wakes, registry), contract.DESCRIPTOR
+                    contract.add_ScalingServiceServicer_to_server,
+                    ScalingServicer(wakes, sleeps, registry),
+                    contract.DESCRIPTOR,
                 )
                 await server.start()
                 looking = tasks.create_task(periodically("looking at all functions", config.period_s, rounds.round))

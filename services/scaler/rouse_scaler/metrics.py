@@ -28,10 +28,16 @@ class DecisionCollector(Collector):
         desired = GaugeMetricFamily("rouse_instances_desired", "Instances there should be.", labels=["function"])
         present = GaugeMetricFamily("rouse_instances_counted", "Instances there are.", labels=["function"])
         arrivals = GaugeMetricFamily("rouse_arrival_rate", "Arrivals a second.", labels=["function"])
+        totals: dict[str, tuple[int, int, float]] = {}
         for entry in self._entries():
             if entry.seen is None or entry.decision is None:
                 continue
-            desired.add_metric([entry.function], entry.decision.desired)
-            present.add_metric([entry.function], entry.counted)
-            arrivals.add_metric([entry.function], entry.seen.arrival_rate or 0.0)
+            # A function with several versions that have traffic is all of them.
+            wanted, there, rate = totals.get(entry.function, (0, 0, 0.0))
+            rate += entry.seen.arrival_rate or 0.0
+            totals[entry.function] = wanted + entry.decision.desired, there + entry.counted, rate
+        for function, (wanted, there, rate) in totals.items():
+            desired.add_metric([function], wanted)
+            present.add_metric([function], there)
+            arrivals.add_metric([function], rate)
         yield from (desired, present, arrivals)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from rouse_cache import Activity, Windows
+from rouse_cache import VERSION_MARK, Activity, Windows
 from rouse_common.clock import Clock
 from rouse_common.errors import RouseError
 from rouse_contracts import cluster, functions
@@ -27,13 +27,38 @@ MAX_ACTING = 32
 
 
 @dataclass(frozen=True)
+class Target:
+    """A version that requests reach which name none.
+
+    Args:
+        function: its function.
+        version: what is to be started.
+        key: the version in the registry; empty for the active one.
+        others: the function's other versions with traffic; for the active one only.
+    """
+
+    function: functions.FunctionSummary
+    version: functions.FunctionVersion
+    key: str = ""
+    others: frozenset[str] = frozenset()
+
+    def owns(self, instance: cluster.Instance) -> bool:
+        """Whether the instance is this target's to decide on: those of versions without traffic are the
+        active version's."""
+        if self.key:
+            return bool(instance.version_id == self.key)
+        return instance.version_id not in self.others
+
+
+@dataclass(frozen=True)
 class View:
     """The mesh as one round sees it."""
 
-    functions: Sequence[functions.FunctionSummary]
+    targets: Sequence[Target]
     instances: Mapping[str, Sequence[cluster.Instance]]
     coordinators: Mapping[str, str]
-    executing: frozenset[str]
+    # Functions and versions, as the registry knows them.
+    executing: frozenset[tuple[str, str]]
     activity: Mapping[str, Activity] | None
     last_arrivals: Mapping[str, float]
 
@@ -59,16 +84,16 @@ class Rounds:
         began = self._clock.monotonic()
         view = await self._look()
         now = self._clock.now()
-        for summary in view.functions:
-            if summary.state == functions.FUNCTION_STATE_DELETING:
+        for target in view.targets:
+            if target.function.state == functions.FUNCTION_STATE_DELETING:
                 continue
-            entry = self._registry.entry(summary.name)
+            entry = self._registry.entry(target.function.name, target.key)
             # What changed after we began to look may be missing from what we saw.
             if entry.acting or entry.lock.locked() or entry.changed_at >= began:
                 continue
-            self._consider(entry, summary, view, now)
-        names = {summary.name for summary in view.functions}
-        self._registry.keep(names)
+            self._consider(entry, target, view, now)
+        names = {target.function.name for target in view.targets}
+        self._registry.keep({(target.function.name, target.key) for target in view.targets})
         await self._coordinators.keep(view.coordinators.values())
         await self._forget(names, view)
         metrics.TICK.observe(self._clock.monotonic() - began)
@@ -82,18 +107,18 @@ class Rounds:
                 task.cancel()
 
     async def _look(self) -> View:
-        summaries, found, nodes = await asyncio.gather(
+        (summaries, beside), found, nodes = await asyncio.gather(
             self._control.functions(), self._control.instances(), self._control.nodes()
         )
         instances: dict[str, list[cluster.Instance]] = {}
         for instance in found:
             instances.setdefault(instance.function, []).append(instance)
-        executing = {device.executing for node in nodes for device in node.report.devices}
+        executing = {(device.executing, "") for node in nodes for device in node.report.devices}
         versions = {entry.version_id for node in nodes for entry in node.report.residency if entry.state == "EXECUTING"}
-        executing |= {x.function for x in found if x.version_id in versions}
+        executing |= {key for x in found if x.version_id in versions for key in ((x.function, ""), _key(x))}
         activity, last_arrivals = await self._read_activity()
         return View(
-            functions=summaries,
+            targets=_targets(summaries, beside),
             instances=instances,
             coordinators={node.node_id: node.coordinator_address for node in nodes},
             executing=frozenset(executing),
@@ -115,57 +140,28 @@ class Rounds:
         self._blind = False
         return read
 
-    def _consider(self, entry: Entry, summary: functions.FunctionSummary, view: View, now: float) -> None:
-        instances = view.instances.get(summary.name, ())
-        snapshot = self._snapshot(entry, summary, view)
+    def _consider(self, entry: Entry, target: Target, view: View, now: float) -> None:
+        instances = [x for x in view.instances.get(target.function.name, ()) if target.owns(x)]
+        snapshot = _snapshot(entry, target, instances, view)
         decision, entry.state = scaling.decide(snapshot, entry.state, self._settings, now)
         if entry.decision is not None and decision.desired != entry.decision.desired:
             LOG.info(
                 "desired instances change function=%s from=%d to=%d reason=%s",
                 entry.function, entry.decision.desired, decision.desired, decision.reason,
             )  # fmt: skip
-        entry.seen, entry.decision = snapshot, decision
+        entry.seen, entry.decision, entry.number = snapshot, decision, target.version.version
         if decision.start or decision.stop or decision.resume or decision.finish:
             entry.acting = True
-            plan = _Plan(
-                now, decision, {x.instance_id: x for x in instances}, view.coordinators, summary.active_version
-            )
+            plan = _Plan(now, decision, {x.instance_id: x for x in instances}, view.coordinators, target.version)
             task = self._tasks.create_task(self._act(entry, plan))
             self._acting.add(task)
             task.add_done_callback(self._acting.discard)
 
-    def _snapshot(self, entry: Entry, summary: functions.FunctionSummary, view: View) -> scaling.Snapshot:
-        limits = summary.active_version.spec.scaling
-        activity = None if view.activity is None else view.activity.get(summary.name)
-        signs = [sign for sign in (view.last_arrivals.get(summary.name), entry.woken_at) if sign is not None]
-        rate = None if view.activity is None else 0.0
-        return scaling.Snapshot(
-            function=summary.name,
-            version_id=summary.active_version.version_id,
-            failed=summary.state == functions.FUNCTION_STATE_FAILED,
-            min_instances=limits.min_instances,
-            max_instances=max(1, limits.max_instances),
-            idle_timeout_s=limits.idle_timeout.ToNanoseconds() / 1e9,
-            arrival_rate=rate if activity is None else activity.arrival_rate,
-            instance_rate=0.0 if activity is None else activity.instance_rate,
-            last_arrival=max(signs, default=None),
-            busy=summary.name in view.executing,
-            instances=tuple(
-                scaling.InstanceView(
-                    x.instance_id,
-                    x.version_id,
-                    cluster.InstanceState.Name(x.state).removeprefix("INSTANCE_STATE_"),
-                    _seconds(x.since),
-                )
-                for x in view.instances.get(summary.name, ())
-            ),
-        )
-
     async def _act(self, entry: Entry, plan: _Plan) -> None:
         try:
             async with self._slots, entry.lock:
-                if entry.woken_at is not None and entry.woken_at >= plan.decided_at:
-                    # Somebody wants it after all; the next round sees what that changed.
+                if max(entry.woken_at or 0.0, entry.slept_at or 0.0) >= plan.decided_at:
+                    # Somebody wants it after all, or not any more; the next round sees what that changed.
                     return
                 await self._carry_out(entry, plan)
             entry.trouble = ""
@@ -200,7 +196,7 @@ class Rounds:
         """Deletes what is kept of functions that are no more, once two rounds in a row have not seen them."""
         if view.activity is None:
             return
-        gone = frozenset(view.last_arrivals) - names
+        gone = frozenset(key for key in view.last_arrivals if key.partition(VERSION_MARK)[0] not in names)
         for function in gone & self._gone:
             await self._windows.forget(function)
         self._gone = gone
@@ -218,6 +214,69 @@ class _Plan:
 
     def address(self, instance: cluster.Instance) -> str:
         return self.coordinators.get(instance.node_id, "")
+
+
+def _key(instance: cluster.Instance) -> tuple[str, str]:
+    return instance.function, instance.version_id
+
+
+def _targets(
+    summaries: Sequence[functions.FunctionSummary], beside: Sequence[functions.FunctionVersion]
+) -> list[Target]:
+    others: dict[str, list[functions.FunctionVersion]] = {}
+    for version in beside:
+        others.setdefault(version.spec.name, []).append(version)
+    targets = []
+    for summary in summaries:
+        own = others.get(summary.name, [])
+        targets.append(Target(summary, summary.active_version, others=frozenset(version.version_id for version in own)))
+        targets += [Target(summary, version, version.version_id) for version in own]
+    return targets
+
+
+def _snapshot(entry: Entry, target: Target, instances: Sequence[cluster.Instance], view: View) -> scaling.Snapshot:
+    name, limits = target.function.name, target.version.spec.scaling
+    prefix = name + VERSION_MARK
+    named = {key.removeprefix(prefix): at for key, at in view.last_arrivals.items() if key.startswith(prefix)}
+    activity = None if view.activity is None else view.activity.get(name)
+    last = named.get(target.key) if target.key else view.last_arrivals.get(name)
+    signs = [sign for sign in (last, entry.woken_at) if sign is not None]
+    return scaling.Snapshot(
+        function=name,
+        version_id=target.version.version_id,
+        # Of other versions a failed start is noticed by the instance that is gone.
+        failed=not target.key and target.function.state == functions.FUNCTION_STATE_FAILED,
+        min_instances=limits.min_instances,
+        max_instances=max(1, limits.max_instances),
+        idle_timeout_s=limits.idle_timeout.ToNanoseconds() / 1e9,
+        arrival_rate=_rate(target, view.activity, prefix),
+        instance_rate=0.0 if activity is None else activity.instance_rate,
+        last_arrival=max(signs, default=None),
+        busy=(name, target.key) in view.executing,
+        instances=tuple(
+            scaling.InstanceView(
+                x.instance_id,
+                x.version_id,
+                cluster.InstanceState.Name(x.state).removeprefix("INSTANCE_STATE_"),
+                _seconds(x.since),
+            )
+            for x in instances
+        ),
+        named=named,
+        slept_at=entry.slept_at,
+    )
+
+
+def _rate(target: Target, activity: Mapping[str, Activity] | None, prefix: str) -> float | None:
+    """Arrivals a second of one version: a function counts all of its own, and versions beside the active one
+    count theirs as well."""
+    if activity is None:
+        return None
+    nothing = Activity(0, 0, 0.0, 1)
+    if target.key:
+        return activity.get(prefix + target.key, nothing).arrival_rate
+    total = activity.get(target.function.name, nothing).arrival_rate
+    return max(0.0, total - sum(each.arrival_rate for key, each in activity.items() if key.startswith(prefix)))
 
 
 def _seconds(stamp: Timestamp) -> float:

@@ -6,6 +6,7 @@ import grpc
 
 from rouse_common.errors import InvalidArgument
 from rouse_contracts import scaling as contract
+from rouse_scaler.sleeps import Sleeps
 from rouse_scaler.state import Registry
 from rouse_scaler.wakes import Wakes
 
@@ -13,8 +14,8 @@ from rouse_scaler.wakes import Wakes
 class ScalingServicer(contract.ScalingServiceServicer):
     """Answers for wake-ups and decisions."""
 
-    def __init__(self, wakes: Wakes, registry: Registry) -> None:
-        self._wakes, self._registry = wakes, registry
+    def __init__(self, wakes: Wakes, sleeps: Sleeps, registry: Registry) -> None:
+        self._wakes, self._sleeps, self._registry = wakes, sleeps, registry
 
     async def WakeFunction(
         self, request: contract.WakeFunctionRequest, context: grpc.aio.ServicerContext
@@ -24,6 +25,11 @@ class ScalingServicer(contract.ScalingServiceServicer):
         started = await self._wakes.wake(request.function, request.version_id)
         return contract.WakeFunctionResponse(started=started)
 
+    async def SleepFunction(
+        self, request: contract.SleepFunctionRequest, context: grpc.aio.ServicerContext
+    ) -> contract.SleepFunctionResponse:
+        return contract.SleepFunctionResponse(stopped=await self._sleeps.sleep(request.function))
+
     async def ListDecisions(
         self, request: contract.ListDecisionsRequest, context: grpc.aio.ServicerContext
     ) -> contract.ListDecisionsResponse:
@@ -31,6 +37,7 @@ class ScalingServicer(contract.ScalingServiceServicer):
             decisions=[
                 contract.ScalingDecision(
                     function=entry.function,
+                    version=entry.number,
                     arrival_rate=entry.seen.arrival_rate or 0.0,
                     instance_rate=entry.state.instance_rate,
                     instances=entry.counted,

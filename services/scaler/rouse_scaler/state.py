@@ -11,12 +11,15 @@ from rouse_policy import scaling
 
 @dataclass(eq=False)
 class Entry:
-    """One function.
+    """One function, or one of its versions that has traffic beside the active one.
 
     Attributes:
+        function: its name.
+        version_id: empty for the active version, which also stands for the function.
+        number: of the version last looked at.
         state: of the policy.
         seen, decision: what was last looked at and decided.
-        woken_at: latest wake-up, seconds since 1970; None where there was none.
+        woken_at, slept_at: when it was last woken and put to sleep, seconds since 1970; None where it was not.
         changed_at: when instances were last started or stopped from here, monotonic seconds. What was read
             before then is out of date.
         acting: whether a decision is being carried out.
@@ -25,10 +28,13 @@ class Entry:
     """
 
     function: str
+    version_id: str = ""
+    number: int = 0
     state: scaling.State = field(default_factory=scaling.State)
     seen: scaling.Snapshot | None = None
     decision: scaling.Decision | None = None
     woken_at: float | None = None
+    slept_at: float | None = None
     changed_at: float = 0.0
     acting: bool = False
     trouble: str = ""
@@ -52,22 +58,31 @@ class Registry:
     """Entries of the functions that there are, bounded by them."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[tuple[str, str], Entry] = {}
 
-    def entry(self, function: str) -> Entry:
-        entry = self._entries.get(function)
+    def entry(self, function: str, version_id: str = "") -> Entry:
+        """That of a function, or of a version beside its active one; a function's entries share their lock."""
+        entry = self._entries.get((function, version_id))
         if entry is None:
-            entry = self._entries[function] = Entry(function)
+            entry = Entry(function, version_id)
+            if version_id:
+                entry.lock = self.entry(function).lock
+            self._entries[function, version_id] = entry
         return entry
 
+    def of_function(self, function: str) -> list[Entry]:
+        """The entries that there are of a function."""
+        return [entry for entry in self._entries.values() if entry.function == function]
+
     def entries(self) -> list[Entry]:
-        """All of them, in the order of their names. May be called from another thread."""
+        """All of them, in the order of names and versions. May be called from another thread."""
         # Copied in one step: the event loop may add one meanwhile.
         entries = list(self._entries.values())
-        return sorted(entries, key=lambda entry: entry.function)
+        return sorted(entries, key=lambda entry: (entry.function, entry.number, entry.version_id))
 
-    def keep(self, functions: Collection[str]) -> None:
-        """Drops the entries of functions that are no more, unless something is being done about them."""
-        for entry in list(self._entries.values()):
-            if entry.function not in functions and not entry.acting and not entry.lock.locked():
-                del self._entries[entry.function]
+    def keep(self, wanted: Collection[tuple[str, str]]) -> None:
+        """Drops the entries of functions and versions that are not wanted any more, unless something is being
+        done about them."""
+        for key, entry in list(self._entries.items()):
+            if key not in wanted and not entry.acting and not entry.lock.locked():
+                del self._entries[key]

@@ -69,7 +69,9 @@ class Wakes:
         async with entry.lock:
             described = await self._control.function(function)
             version_id = _version(described, version_id)
-            entry.woken_at = self._clock.now()
+            for known in self._registry.of_function(function):
+                if known is entry or known.version_id == version_id:
+                    known.woken_at = self._clock.now()
             states = [x.state for x in described.instances if x.version_id == version_id]
             if any(state in ON_ITS_WAY for state in states):
                 return False

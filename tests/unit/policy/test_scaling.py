@@ -256,6 +256,23 @@ def test_an_older_version_is_retired_once_the_active_one_serves() -> None:
     assert once(snapshot(instances=(replace(old, since=NOW - 300),), last_arrival=NOW - 300)).stop == ("i0",)
 
 
+def test_a_version_that_is_named_stays_as_long_as_a_function_may_be_idle() -> None:
+    old = instance(7, version="v0")
+    seen = snapshot(1, instances=(instance(1), old))
+    assert once(seen).stop == ("i7",)
+    assert once(replace(seen, named={"v0": NOW - 299})).stop == ()
+    assert once(replace(seen, named={"v0": NOW - 301})).stop == ("i7",)
+
+
+def test_what_was_put_to_sleep_sleeps_until_it_is_called() -> None:
+    loaded = snapshot(2, arrival_rate=50.0, instance_rate=10.0, busy=True, slept_at=NOW - 1, last_arrival=NOW - 1)
+    assert (once(loaded).desired, len(once(loaded).stop), once(loaded).start) == (0, 2, 0)
+    assert "put to sleep" in once(loaded).reason
+    assert once(replace(loaded, min_instances=1)).desired == 1
+    assert once(replace(loaded, last_arrival=NOW)).desired > 0
+    assert once(replace(loaded, last_arrival=None)).desired == 0
+
+
 def test_forgotten_instances_are_taken_up_again() -> None:
     seen = snapshot(
         arrival_rate=1.0,

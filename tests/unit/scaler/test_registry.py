@@ -11,12 +11,22 @@ async def test_entries_of_deleted_functions_go_unless_something_is_under_way() -
     acting, locked, gone, there = (registry.entry(name) for name in ("acting", "locked", "gone", "there"))
     acting.acting = True
     async with locked.lock:
-        registry.keep({"there"})
+        registry.keep({("there", "")})
         assert registry.entries() == [acting, locked, there]
     acting.acting = False
-    registry.keep({"there"})
+    registry.keep({("there", "")})
     assert registry.entries() == [there]
     assert registry.entry("gone") is not gone
+
+
+def test_versions_of_a_function_have_entries_of_their_own_and_one_lock() -> None:
+    registry = Registry()
+    active, other = registry.entry("f"), registry.entry("f", "v2")
+    assert other is not active
+    assert other.lock is active.lock
+    assert registry.of_function("f") == [active, other]
+    registry.keep({("f", "")})
+    assert registry.entries() == [active]
 
 
 def test_a_start_is_remembered_so_that_its_end_is_noticed() -> None:

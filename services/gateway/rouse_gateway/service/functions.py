@@ -18,7 +18,7 @@ from rouse_contracts import cluster, functions
 from rouse_contracts.wire import split
 from rouse_gateway import deploy, wire
 from rouse_gateway.adapters import health
-from rouse_gateway.adapters.control import ClusterManager, Repository
+from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
 from rouse_gateway.adapters.logs import Filter, Logs
 from rouse_gateway.adapters.traces import Traces
 from rouse_gateway.dispatch import Answer, Call, Dispatcher
@@ -50,6 +50,7 @@ class Neighbours:
     """
 
     cluster: ClusterManager
+    scaler: Scaler
     repository: Repository
     channels: Channels
     logs: Logs
@@ -151,6 +152,14 @@ class FunctionService(functions.FunctionServiceServicer):
     ) -> functions.WakeFunctionResponse:
         await self._dispatcher.wake(request.name, request.version, remaining_s(context, self._default_timeout_s))
         return functions.WakeFunctionResponse(function=convert.route_summary(self._routes.table.route(request.name)))
+
+    async def SleepFunction(
+        self, request: functions.SleepFunctionRequest, context: grpc.aio.ServicerContext
+    ) -> functions.SleepFunctionResponse:
+        name, timeout_s = request.name, remaining_s(context, self._default_timeout_s)
+        await self._near.scaler.sleep(name, timeout_s)
+        await self._feed.catch_up(f"that function '{name}' sleeps", remaining_s(context, self._default_timeout_s))
+        return functions.SleepFunctionResponse(function=convert.route_summary(self._routes.table.route(name)))
 
     async def DeleteFunction(
         self, request: functions.DeleteFunctionRequest, context: grpc.aio.ServicerContext

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rouse_common.rpc import Channels, call
 from rouse_contracts import cluster
-from rouse_contracts.functions import FunctionSummary
+from rouse_contracts.functions import FunctionSummary, FunctionVersion
 
 TIMEOUT_S = 5.0
 
@@ -17,9 +17,10 @@ class ControlPlane:
     def __init__(self, channels: Channels, address: str) -> None:
         self._stub = cluster.ClusterServiceStub(channels.get(address))
 
-    async def functions(self) -> Sequence[FunctionSummary]:
+    async def functions(self) -> tuple[Sequence[FunctionSummary], Sequence[FunctionVersion]]:
+        """All functions, and the versions that have traffic beside the active ones."""
         answer = await call(self._stub.ListFunctions, cluster.ListFunctionsRequest(), timeout_s=TIMEOUT_S)
-        return list(answer.functions)
+        return list(answer.functions), list(answer.versions)
 
     async def instances(self) -> Sequence[cluster.Instance]:
         """Instances of all functions that have not ended."""
