@@ -148,6 +148,18 @@ def parse_address(text: str, what: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def parse_ports(text: str) -> tuple[int, ...] | None:
+    """'any' as None, 'none' as no port, '53,443' as those. Raises ValueError."""
+    if text == "any":
+        return None
+    if text == "none":
+        return ()
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) < 65536 for word in words) or len(words) > 64:
+        raise ValueError("want any, none, or up to 64 ports as 53,443")
+    return tuple(int(word) for word in words)
+
+
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30, "T": 2**40, "TIB": 2**40}
 

@@ -36,23 +36,26 @@ MAX_QUEUED_SPANS = 8192
 
 
 class JsonLinesExporter(SpanExporter):
-    """Keeps spans in `<folder>/<service>-<pid>.jsonl`, bounded; `rouse trace` reads them."""
+    """Keeps spans in `<folder>/<service>-<pid>.jsonl`, bounded; `rouse trace` reads them.
 
-    def __init__(self, folder: Path, service: str) -> None:
+    Args:
+        held: opens the file once and for all, for a process that loses its access to the folder. What is in the file
+            is dropped where it is full, since nothing can be renamed then.
+    """
+
+    def __init__(self, folder: Path, service: str, *, held: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{service}-{os.getpid()}.jsonl"
         self._service = service
         self._failing = False
         self._lock = threading.Lock()
+        self._held = self._path.open("a") if held else None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         lines = "".join(json.dumps(self._row(span)) + "\n" for span in spans)
         try:
             with self._lock:
-                if self._path.exists() and self._path.stat().st_size > TRACE_FILE_BYTES:
-                    self._path.replace(self._path.with_suffix(".old.jsonl"))
-                with self._path.open("a") as file:
-                    file.write(lines)
+                self._write(lines)
         except OSError as error:
             if not self._failing:
                 LOG.warning("spans are lost, they cannot be written to %s: %s", self._path, error)
@@ -60,6 +63,18 @@ class JsonLinesExporter(SpanExporter):
             return SpanExportResult.FAILURE
         self._failing = False
         return SpanExportResult.SUCCESS
+
+    def _write(self, lines: str) -> None:
+        if self._held is not None:
+            if os.fstat(self._held.fileno()).st_size > TRACE_FILE_BYTES:
+                self._held.truncate(0)
+            self._held.write(lines)
+            self._held.flush()
+            return
+        if self._path.exists() and self._path.stat().st_size > TRACE_FILE_BYTES:
+            self._path.replace(self._path.with_suffix(".old.jsonl"))
+        with self._path.open("a") as file:
+            file.write(lines)
 
     def _row(self, span: ReadableSpan) -> dict[str, object]:
         context = span.get_span_context()
@@ -78,11 +93,19 @@ class JsonLinesExporter(SpanExporter):
         }
 
 
-def configure(service: str, *, otlp_endpoint: str = "", trace_dir: str = "") -> TracerProvider:
-    """Sets the process's tracer up. With neither endpoint nor folder, trace ids still travel."""
+def configure(
+    service: str, *, otlp_endpoint: str = "", trace_dir: str = "", kept: JsonLinesExporter | None = None
+) -> TracerProvider:
+    """Sets the process's tracer up. With neither endpoint nor folder, trace ids still travel.
+
+    Args:
+        kept: stands for `trace_dir`, where its file was opened before.
+    """
     provider = TracerProvider(sampling.REQUESTS, Resource.create({SERVICE_NAME: service}))
     exporters: list[SpanExporter] = []
-    if trace_dir:
+    if kept is not None:
+        exporters.append(kept)
+    elif trace_dir:
         exporters.append(JsonLinesExporter(Path(trace_dir), service))
     if otlp_endpoint:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

@@ -30,6 +30,8 @@ STOP_RANKS = {
 }
 STORE_STOP_RANK = 6
 DRAIN_S = 3.0
+# As many as a coordinator may have instances, so that those of two nodes are never the same user.
+FIRST_USER, USERS_PER_NODE = 200_000, 4096
 STOP_TIMEOUT_S = 8.0
 
 
@@ -190,6 +192,7 @@ def _node_settings(
             "node_router": router,
             "node_router_link": links[f"node-router@{node}"],
             "runtime_dir": str(folders.runtime / node),
+            "first_user": str(FIRST_USER + USERS_PER_NODE * node_ids(options).index(node)),
         },
     }
     return {"node_id": node} | own[service]

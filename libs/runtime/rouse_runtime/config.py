@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
-from rouse_common.config import ConfigError, load, option
+from rouse_common.config import ConfigError, load, option, parse_ports
 
 COORDINATOR_ENV = "ROUSE_COORDINATOR"
+# Of an instance's folder; short, since the path of a Unix socket is.
+SOCKET = "s"
 TOKEN_ENV = "ROUSE_INSTANCE_TOKEN"  # noqa: S105 - the name of a variable
 
 
@@ -30,6 +32,18 @@ class InstanceConfig:
     hang_grace_s: float = option(
         30.0, "how long a request may run past its deadline before the process is ended, seconds", low=0.1, high=3600
     )
+    isolation: str = option(
+        "off", "what keeps it apart, see rouse_runtime.isolation", choices=("off", "auto", "strict")
+    )
+    folder: str = option("", "its own folder, which holds its sockets and, where it is isolated, `tmp` and `root`")
+    user: int = option(0, "user that it becomes where it starts as root; 0: none", low=0, high=2**31 - 1)
+    ports: str = option("any", "TCP ports that it may connect to, as 53,443; any; none: no network at all")
+    tmp_mib: int = option(256, "room in its folder for temporary files, and largest file it writes, MiB", low=1)
+    processes: int = option(512, "processes and threads", low=32)
+    files: int = option(1024, "files open at once", low=64)
+    memory_mib: int = option(
+        0, "memory that it may allocate where its function names no limit, MiB; 0: half of the machine's", low=0
+    )  # fmt: skip
     drain_s: float = option(2.0, "how long a stop waits for the request that runs, seconds", low=0, high=600)
 
     def validate(self) -> None:
@@ -42,10 +56,25 @@ class InstanceConfig:
         if not self.coordinator.startswith("unix:/"):
             raise ConfigError(f"{COORDINATOR_ENV}={self.coordinator}: want unix:/PATH")
 
+        self.allowed_ports()
+
     @property
-    def runtime_dir(self) -> str:
-        """The folder of the coordinator's socket; this instance's own is made beside it."""
-        return self.coordinator.removeprefix("unix:").rpartition("/")[0]
+    def coordinator_path(self) -> str:
+        """The coordinator's socket."""
+        return self.coordinator.removeprefix("unix:")
+
+    @property
+    def socket(self) -> str:
+        """Where it serves: in its own folder, else beside the coordinator's socket."""
+        beside = self.coordinator_path.rpartition("/")[0]
+        return f"{self.folder}/{SOCKET}" if self.folder else f"{beside}/{self.id}.sock"
+
+    def allowed_ports(self) -> tuple[int, ...] | None:
+        """TCP ports that it may connect to; None: any. Raises ConfigError."""
+        try:
+            return parse_ports(self.ports)
+        except ValueError as error:
+            raise ConfigError(f"ROUSE_INSTANCE_PORTS={self.ports}: {error}") from None
 
 
 def read(environ: MutableMapping[str, str]) -> InstanceConfig:

@@ -26,9 +26,11 @@ from rouse_contracts.functions import ArtefactFormat
 from rouse_contracts.links import executor_link
 from rouse_runtime import output
 from rouse_runtime.config import InstanceConfig, read
+from rouse_runtime.confinement import confine, memory_limit, prepare, set_environment
 from rouse_runtime.executor import Executor
 from rouse_runtime.failures import LoadError, describe
 from rouse_runtime.handlers import Handler, Source, load_handler
+from rouse_runtime.isolation import IsolationError
 from rouse_runtime.limits import limit_memory
 from rouse_runtime.service import ExecuteLink, ExecutorServicer
 from rouse_runtime.watchdog import Watchdog
@@ -40,6 +42,7 @@ LOG = logging.getLogger(__name__)
 PR_SET_NAME = 15
 EXIT_BAD_CONFIG = 2
 EXIT_LOAD_FAILED = 3
+EXIT_NOT_ISOLATED = 4
 # The assignment comes when the artefact is on the node, which the coordinator bounds; this only ends a process that
 # the coordinator forgot.
 ASSIGNMENT_TIMEOUT_S = 3600.0
@@ -47,7 +50,8 @@ REPORT_TIMEOUT_S = 10.0
 
 
 def main() -> int:
-    """The `__main__` of an instance. Exit codes: 0 stopped, 1 failed, 2 bad configuration, 3 not loaded, 70 hung."""
+    """The `__main__` of an instance. Exit codes: 0 stopped, 1 failed, 2 bad configuration, 3 not loaded, 4 not
+    isolated, 70 hung."""
     try:
         config = read(os.environ)
     except ConfigError as error:
@@ -56,10 +60,15 @@ def main() -> int:
     # A function that never lets go of the interpreter could not react to anything gentler.
     die_with_parent(signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        spans, isolation = confine(config)
+    except (IsolationError, OSError) as error:
+        print(f"rouse-instance: {error}", file=sys.stderr)
+        return EXIT_NOT_ISOLATED
     ctypes.CDLL(None).prctl(PR_SET_NAME, config.function.encode()[:15], 0, 0, 0)  # as `ps` and `top` show it
     faulthandler.enable(file=2)
     printed = output.configure(config.function, config.id, config.log_level)
-    provider = telemetry.configure(output.SERVICE, otlp_endpoint=config.otlp_endpoint, trace_dir=config.trace_dir)
+    provider = telemetry.configure(output.SERVICE, otlp_endpoint=config.otlp_endpoint, kept=spans)
 
     def finish_output() -> None:
         for stream in printed:
@@ -67,7 +76,7 @@ def main() -> int:
 
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            code = runner.run(Instance(config, finish_output).run())
+            code = runner.run(Instance(config, isolation, finish_output).run())
     except Exception as error:
         LOG.error("instance failed: %s", error, exc_info=error)
         code = 1
@@ -89,9 +98,9 @@ class Loaded:
 class Instance:
     """Puts the parts of an instance together."""
 
-    def __init__(self, config: InstanceConfig, finish_output: Callable[[], None]) -> None:
-        self._config, self._finish_output = config, finish_output
-        self._socket = Path(config.runtime_dir) / f"{config.id}.sock"
+    def __init__(self, config: InstanceConfig, isolation: str, finish_output: Callable[[], None]) -> None:
+        self._config, self._isolation, self._finish_output = config, isolation, finish_output
+        self._socket = Path(config.socket)
         self._max_bytes = config.max_message_mib << 20
         self._serving = False
         self._worker = Worker("function")
@@ -119,7 +128,7 @@ class Instance:
 
     async def _serve(self, stub: coordination.InstanceServiceStub, stopping: asyncio.Event) -> int:
         started = time.perf_counter()
-        prepared = asyncio.create_task(self._worker.run(self._prepare))
+        prepared = asyncio.create_task(self._worker.run(prepare, self._config.format))
         request = coordination.GetAssignmentRequest(instance_id=self._config.id, token=self._config.token)
         assignment = await call(stub.GetAssignment, request, timeout_s=ASSIGNMENT_TIMEOUT_S, wait_for_ready=True)
         await prepared
@@ -153,6 +162,7 @@ class Instance:
             address="" if error else f"unix:{self._socket}",
             error=error,
             load_ms=load_ms,
+            isolation=self._isolation,
         )
         await call(stub.ReportLoaded, report, timeout_s=REPORT_TIMEOUT_S, wait_for_ready=True)
 
@@ -171,27 +181,23 @@ class Instance:
 
     # ---- In the worker thread ------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Imports what is needed anyway, while the artefact is being staged."""
-        _prepare_format(self._config.format)
-
     def _import_for(self, assignment: coordination.GetAssignmentResponse) -> None:
         """Imports the libraries that Rouse itself needs for a function."""
         importlib.import_module("rouse_runtime.arrays")
         if assignment.artefact.layout.image_bytes:
             importlib.import_module("torch")
-        _prepare_format(ArtefactFormat.Name(assignment.version.format).removeprefix("ARTEFACT_FORMAT_"))
+        prepare(ArtefactFormat.Name(assignment.version.format).removeprefix("ARTEFACT_FORMAT_"))
 
     def _load(self, assignment: coordination.GetAssignmentResponse) -> Loaded | str:
         """The loaded function, or in one line why it cannot be loaded."""
         folder = assignment.artefact_path
-        os.environ.update(assignment.environment)  # before any code of the user is imported
         try:
+            set_environment(assignment.environment)  # before any code of the user is imported
             weights = WeightsRange(assignment.artefact.layout.image_bytes)
             if weights.image_bytes:
                 weights.map_private(assignment.image_path)
             self._import_for(assignment)
-            limit_memory(assignment.version.spec.resources.host_memory_limit_bytes)
+            limit_memory(assignment.version.spec.resources.host_memory_limit_bytes or memory_limit(self._config))
             handler = load_handler(Source(assignment.version, assignment.artefact, Path(folder), weights))
             written = weights.written_bytes()
             if written:
@@ -207,10 +213,3 @@ class Instance:
         finally:
             self._finish_output()
         return Loaded(assignment, handler, weights)
-
-
-def _prepare_format(name: str) -> None:
-    """Imports what every function of a format needs."""
-    handler = {"HUGGING_FACE": "huggingface", "TORCH_EXPORT": "exported"}.get(name)
-    if handler is not None:
-        importlib.import_module(f"rouse_runtime.handlers.{handler}").prepare()

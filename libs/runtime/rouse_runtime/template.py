@@ -5,8 +5,8 @@ pages. This is the "reserved empty instance" of AsyFunc (section 5.2), one for a
 user code, has one thread, and never starts gRPC, so that forking it is safe.
 
 It speaks with the coordinator over a sequenced-packet socket at its standard input, one JSON object a message:
-in `{"fork": ID, "environment": {…}}` with the descriptor that the instance prints to; out `{"ready": true}`,
-`{"forked": ID, "pid": PID}` and `{"exited": PID, "code": CODE}`, the code negative for a signal.
+in `{"fork": ID, "environment": {…}}` with the descriptors that the instance prints to and reads from; out
+`{"ready": true}`, `{"forked": ID, "pid": PID}` and `{"exited": PID, "code": CODE}`, the code negative for a signal.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def main(kind: str) -> int:
         child = _serve(control)
     if child is None:
         return 0
-    environment, descriptor = child
-    _become(environment, descriptor)
+    _become(*child)
     process = importlib.import_module("rouse_runtime.process")
     return int(process.main())
 
@@ -53,7 +52,7 @@ def _import(kind: str) -> None:
         importlib.import_module("rouse_runtime.handlers.huggingface").prepare()
 
 
-def _serve(control: socket.socket) -> tuple[dict[str, str], int] | None:
+def _serve(control: socket.socket) -> tuple[dict[str, str], list[int]] | None:
     """Forks on request. Returns in every child with what it is to run, and at the end, with None."""
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -67,7 +66,7 @@ def _serve(control: socket.socket) -> tuple[dict[str, str], int] | None:
             _reap(control)
         if control not in readable:
             continue
-        data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
+        data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 2)
         if not data:
             return None
         request = json.loads(data)
@@ -77,8 +76,9 @@ def _serve(control: socket.socket) -> tuple[dict[str, str], int] | None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(woken)
             os.close(wake)
-            return request["environment"], descriptors[0]
-        os.close(descriptors[0])
+            return request["environment"], descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
         _send(control, {"forked": request["fork"], "pid": pid})
 
 
@@ -100,14 +100,15 @@ def _send(control: socket.socket, message: dict[str, Any]) -> None:
         sys.exit(0)  # the coordinator is gone, and all of us with it
 
 
-def _become(environment: dict[str, str], descriptor: int) -> None:
+def _become(environment: dict[str, str], descriptors: list[int]) -> None:
     """Makes of a fork what a process of its own would be."""
     os.setsid()
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    printing, reading = descriptors
+    os.dup2(reading, 0)
+    os.dup2(printing, 1)
+    os.dup2(printing, 2)
+    os.close(printing)
+    os.close(reading)
     kept = {
         name: value for name, value in os.environ.items() if name.startswith(("HF_", "TRANSFORMERS_", "TOKENIZERS_"))
     }

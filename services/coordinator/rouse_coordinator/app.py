@@ -87,6 +87,7 @@ class CoordinatorApp:
             coordination.add_InstanceServiceServicer_to_server, InstanceServicer(instances), coordination.DESCRIPTOR
         )
         await local.start()
+        folder.let_instances_in()
         await local.set_serving(True)
         await server.start()
         addresses = Addresses(

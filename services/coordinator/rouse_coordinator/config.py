@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rouse_common.config import ConfigError, ServiceConfig, option, parse_address
+from rouse_common.config import ConfigError, ServiceConfig, option, parse_address, parse_ports
 from rouse_contracts.links import LINK_SUFFIX
 
 # A Unix socket's path has 107 characters at most; those of an instance are runtime_dir/<36>.sock and, for its link,
@@ -46,6 +46,23 @@ class CoordinatorConfig(ServiceConfig):
     hang_grace_s: float = option(
         30.0, "how long a request may run past its deadline before its process is ended, seconds", low=0.1, high=3600
     )  # fmt: skip
+    isolation: str = option(
+        "auto", "what keeps instances apart: auto, as much as the machine gives; strict, all of it or no instance; off",
+        choices=("auto", "strict", "off"),
+    )  # fmt: skip
+    first_user: int = option(
+        200_000, "instances become users from here on, one each, where the coordinator is root; 0: none of their own",
+        low=0, high=2_000_000_000,
+    )  # fmt: skip
+    instance_ports: str = option("53,80,443", "TCP ports that functions may connect to; any; none: no network at all")
+    instance_tmp_mib: int = option(
+        256, "room for an instance's temporary files, and largest file that it writes, MiB", low=1, high=1 << 20
+    )
+    instance_processes: int = option(512, "processes and threads of an instance", low=32, high=100_000)
+    instance_files: int = option(1024, "files and sockets that an instance has open at once", low=64, high=1 << 20)
+    instance_memory_mib: int = option(
+        0, "memory of an instance whose function sets no limit, MiB; 0: half of the machine's", low=0, high=1 << 24
+    )
     sync_s: float = option(2.0, "time between full reports of executors to gpu-server, seconds", low=0.1, high=60)
 
     def validate(self) -> None:
@@ -53,6 +70,10 @@ class CoordinatorConfig(ServiceConfig):
             raise ConfigError(f"node_id={self.node_id}: want letters, digits, '.', '_' and '-', 128 at most")
         for name in ("cluster_manager", "gpu_server", "node_router", "node_router_link"):
             parse_address(getattr(self, name), name)
+        try:
+            parse_ports(self.instance_ports)
+        except ValueError as error:
+            raise ConfigError(f"instance_ports={self.instance_ports}: {error}") from None
         if not self.runtime_dir.startswith("/") or len(self.runtime_dir) > MAX_RUNTIME_DIR:
             raise ConfigError(
                 f"runtime_dir={self.runtime_dir}: want an absolute path of at most {MAX_RUNTIME_DIR} characters, "

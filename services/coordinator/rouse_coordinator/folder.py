@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
 from rouse_contracts.links import LINK_SUFFIX
@@ -37,6 +38,10 @@ class RuntimeFolder:
             raise OSError(f"runtime_dir {self.path} is used by another coordinator; give each its own") from error
         self._remove_sockets()
 
+    def let_instances_in(self) -> None:
+        """Opens the coordinator's socket to the users of instances; the folder around it stays closed to them."""
+        (self.path / SOCKET).chmod(0o666)
+
     def close(self) -> None:
         """Removes what is left in the folder."""
         self._remove_sockets()
@@ -49,3 +54,6 @@ class RuntimeFolder:
         for pattern in ("*.sock", f"*.sock{LINK_SUFFIX}"):
             for socket in self.path.glob(pattern):
                 socket.unlink(missing_ok=True)
+        for folder in self.path.iterdir():
+            if folder.is_dir() and not folder.is_symlink():
+                shutil.rmtree(folder, ignore_errors=True)

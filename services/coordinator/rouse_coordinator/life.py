@@ -8,7 +8,6 @@ import secrets
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rouse_common.clock import Clock
@@ -111,6 +110,7 @@ class Living:
         finally:
             if process is not None:
                 process.signal(signal.SIGKILL)
+                self._launcher.ended(process)
             staging.cancel()
             life.assignment.cancel()
             life.loaded.cancel()
@@ -121,7 +121,7 @@ class Living:
         self._registry.move(instance_id, Event.LAUNCHED, "its process is being started")
         pump = LinePump(life.version.spec.name, instance_id, self._clock)
         launch = Launch(instance_id, life.token, life.version, self._coordinator)
-        starting = asyncio.ensure_future(self._launcher.start(launch, pump, self._socket(instance_id)))
+        starting = asyncio.ensure_future(self._launcher.start(launch, pump))
         either: list[asyncio.Future[Any]] = [starting, life.stop]
         await asyncio.wait(either, timeout=self._config.load_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -147,6 +147,8 @@ class Living:
         staged = await self._staged(life, process, staging)
         if staged is None:
             return
+        paths = [staged.artefact_path, *([staged.image_path] if staged.image_path else []), *staged.segment_folders]
+        process.quarters.grant(paths)
         life.assignment.set_result(
             GetAssignmentResponse(
                 version=life.version,
@@ -165,7 +167,7 @@ class Living:
         report = life.loaded.result()
         if report.error:
             raise NotLoaded(report.error)
-        self._registry.move(instance_id, Event.LOADED, "loaded", address=report.address)
+        self._registry.move(instance_id, Event.LOADED, "loaded", address=report.address, isolation=report.isolation)
         took_s = self._clock.monotonic() - life.accepted_at
         metrics.LOAD_TIME.observe(took_s)
         LOG.info(
@@ -230,9 +232,6 @@ class Living:
         except TimeoutError:
             process.signal(signal.SIGKILL)
         await process.ended()
-
-    def _socket(self, instance_id: str) -> Path:
-        return Path(self._config.runtime_dir) / f"{instance_id}.sock"
 
 
 class _Race:

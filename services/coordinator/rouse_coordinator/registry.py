@@ -15,6 +15,7 @@ from rouse_coordinator.table import Event, RegistrationTable, State
 LOG = logging.getLogger(__name__)
 
 MAX_REASON_CHARS = 1500
+MAX_ISOLATION_CHARS = 1000
 REPORTED = {
     State.STARTING: InstanceState.INSTANCE_STATE_STARTING,
     State.READY: InstanceState.INSTANCE_STATE_READY,
@@ -36,17 +37,30 @@ class Registry:
     ) -> None:
         self.table, self._sync, self._reports, self._group = table, sync, reports, group
 
-    def move(self, instance_id: str, event: Event, reason: str, *, pid: int | None = None, address: str = "") -> None:
+    def move(
+        self,
+        instance_id: str,
+        event: Event,
+        reason: str,
+        *,
+        pid: int | None = None,
+        address: str = "",
+        isolation: str = "",
+    ) -> None:
         """Applies an event to a row. Raises IllegalTransition."""
         reason = reason[:MAX_REASON_CHARS]
-        row = self.table.apply(instance_id, event, reason, pid=pid, address=address)
+        row = self.table.apply(
+            instance_id, event, reason, pid=pid, address=address, isolation=isolation[:MAX_ISOLATION_CHARS]
+        )
         self._count()
         level = logging.WARNING if row.state is State.FAILED else logging.INFO
         LOG.log(
             level, "instance %s function=%s instance=%s reason=%s",
             row.state.value.lower(), row.function, instance_id, reason,
         )  # fmt: skip
-        report = ReportInstanceRequest(instance_id=instance_id, state=REPORTED[row.state], reason=reason)
+        report = ReportInstanceRequest(
+            instance_id=instance_id, state=REPORTED[row.state], reason=reason, isolation=row.isolation
+        )
         if event is Event.SPAWNED:
             return  # nothing that others do not know: it was STARTING before
         if row.state is State.READY:

@@ -80,4 +80,5 @@ def _message(row: Registration) -> coordination.Registration:
         pid=row.pid,
         address=row.address,
         since=since,
+        isolation=row.isolation,
     )

@@ -66,6 +66,7 @@ class Registration:
     Attributes:
         pid: of the process; 0 without one.
         address: unix:PATH of the ExecutorService; empty unless READY.
+        isolation: what keeps it apart, in its own words; empty until it is READY.
     """
 
     instance_id: str
@@ -74,6 +75,7 @@ class Registration:
     role: Role = Role.BODY
     pid: int = 0
     address: str = ""
+    isolation: str = ""
 
     @property
     def state(self) -> State:
@@ -121,7 +123,14 @@ class RegistrationTable:
         return True
 
     def apply(
-        self, instance_id: str, event: Event, reason: str, *, pid: int | None = None, address: str = ""
+        self,
+        instance_id: str,
+        event: Event,
+        reason: str,
+        *,
+        pid: int | None = None,
+        address: str = "",
+        isolation: str = "",
     ) -> Registration:
         """Moves a row on and returns it. Raises IllegalTransition, KeyError where there is no such row."""
         row = self._rows[instance_id]
@@ -132,6 +141,7 @@ class RegistrationTable:
             machine=machine,
             pid=0 if gone else row.pid if pid is None else pid,
             address=address if machine.state is State.READY else "",
+            isolation=isolation or row.isolation,
         )
         self._rows[instance_id] = row
         if gone:

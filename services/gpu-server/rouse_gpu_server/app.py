@@ -64,9 +64,10 @@ class GpuServer:
     def _devices(self) -> dict[str, Device]:
         """The devices, empty: what an earlier life left on them is freed."""
         names = {spec.name for spec in self._config.devices}
-        for left in self._memory.glob("*/*.seg"):
-            if left.parent.name not in names:
-                LOG.info("device=%s is no longer configured: freed %s", left.parent.name, left.name)
+        for left in self._memory.rglob("*.seg"):
+            device = left.relative_to(self._memory).parts[0]
+            if device not in names:
+                LOG.info("device=%s is no longer configured: freed %s", device, left.name)
                 left.unlink()
         devices = {}
         for spec in self._config.devices:

@@ -48,6 +48,7 @@ class DeviceService(DeviceServiceServicer):
             artefact_path=str(artefact.path),
             image_path=str(artefact.image) if artefact.image is not None else "",
             artefact=artefact.message,
+            segment_folders=self._membership.segment_folders(artefact),
         )
 
     async def DropVersion(self, request: DropVersionRequest, context: Context) -> DropVersionResponse:

@@ -34,7 +34,9 @@ async def start(run_dir: Path) -> AsyncIterator[Callable[..., object]]:
             coordinator = Coordinator(
                 run_dir, "--node-id", "n1", "--cluster-manager", cluster.address,
                 "--gpu-server", gpu_server.address, "--node-router", node_router.address,
-                "--node-router-link", "127.0.0.1:7999", "--sync-s", "0.3", *flags,
+                "--node-router-link", "127.0.0.1:7999", "--sync-s", "0.3",
+                # Functions of these tests write where the test looks, unless it is about what they may do.
+                *(() if "--isolation" in flags else ("--isolation", "off")), *flags,
             )  # fmt: skip
             await coordinator.start()
             stack.push_async_callback(coordinator.stop)

@@ -174,7 +174,7 @@ class Node:
                 pass
 
     def segments(self, device: str = "d0") -> list[Path]:
-        return sorted((self.memory / device).iterdir())
+        return sorted((self.memory / device).rglob("*.seg"))
 
     def mapped_on_disk(self, device: str = "d0") -> int:
         return sum(path.stat().st_blocks * 512 for path in self.segments(device))

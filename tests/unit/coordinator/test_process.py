@@ -8,6 +8,7 @@ import pytest
 from rouse_common.config import ConfigError, load
 from rouse_contracts.functions import ArtefactFormat, FunctionSpec, FunctionVersion, Resources
 from rouse_coordinator.adapters.process import Launch, environment, explain
+from rouse_coordinator.adapters.quarters import Quarters
 from rouse_coordinator.config import MAX_RUNTIME_DIR, CoordinatorConfig
 from rouse_coordinator.folder import RuntimeFolder
 
@@ -22,13 +23,15 @@ def config(**changes: str) -> CoordinatorConfig:
     return load(CoordinatorConfig, "coordinator", [f"--{name}={value}" for name, value in values.items()], {})
 
 
-def test_an_instance_sees_only_what_is_named() -> None:
+def test_an_instance_sees_only_what_is_named(tmp_path: Path) -> None:
     version = FunctionVersion(
         spec=FunctionSpec(name="f", resources=Resources(threads=2)),
         format=ArtefactFormat.ARTEFACT_FORMAT_HUGGING_FACE,
     )
     ours = {"PATH": "/bin", "HOME": "/root", "ROUSE_GATEWAY_REDIS": "redis://:secret@h", "PYTHONPATH": "/x"}
-    seen = environment(Launch("i1", "token", version, "unix:/run/r/coordinator.sock"), config(), ours)
+    quarters = Quarters(tmp_path / "i1", 0, isolated=False)
+    seen = environment(Launch("i1", "token", version, "unix:/run/r/coordinator.sock"), config(), quarters, ours)
+    quarters.remove()
     assert seen["PATH"] == "/bin"
     assert not {"HOME", "ROUSE_GATEWAY_REDIS", "PYTHONPATH"} & set(seen)
     assert seen["OMP_NUM_THREADS"] == "2"

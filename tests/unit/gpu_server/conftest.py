@@ -132,9 +132,9 @@ class WatchedBackend(HostBackend):
         super().__init__(name, folder)
         self._neighbours = neighbours
 
-    def allocate(self, name: str, size_bytes: int) -> Segment:
+    def allocate(self, owner: str, name: str, size_bytes: int) -> Segment:
         self._neighbours._check("allocate")
-        return super().allocate(name, size_bytes)
+        return super().allocate(owner, name, size_bytes)
 
     def copy(self, source: Path, segment: Segment, cancelled: threading.Event, progress: Callable[[int], None]) -> None:
         self._neighbours._check("copy")

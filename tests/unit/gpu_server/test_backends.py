@@ -48,7 +48,7 @@ def image(folder: Path) -> Path:
 
 def test_what_is_copied_is_what_an_executor_reads(backend: DeviceBackend, image: Path) -> None:
     size = image.stat().st_size
-    segment = backend.allocate("a", size)
+    segment = backend.allocate("art", "a", size)
     seen = copy(backend, image, segment)
     assert segment.path.read_bytes() == image.read_bytes()
     assert seen == sorted(seen)
@@ -57,9 +57,9 @@ def test_what_is_copied_is_what_an_executor_reads(backend: DeviceBackend, image:
 
 
 def test_memory_is_taken_by_allocating_and_given_back_by_freeing(backend: DeviceBackend) -> None:
-    segment = backend.allocate("a", 10 * PAGE)
+    segment = backend.allocate("art", "a", 10 * PAGE)
     assert backend.used_bytes() == 10 * PAGE
-    other = backend.allocate("b", PAGE)
+    other = backend.allocate("art", "b", PAGE)
     assert backend.used_bytes() == 11 * PAGE
     backend.free(segment)
     assert backend.used_bytes() == PAGE
@@ -70,14 +70,14 @@ def test_memory_is_taken_by_allocating_and_given_back_by_freeing(backend: Device
 
 def test_without_memory_nothing_is_taken(backend: DeviceBackend) -> None:
     with pytest.raises(ResourceExhausted) as full:
-        backend.allocate("a", 1 << 50)
+        backend.allocate("art", "a", 1 << 50)
     assert full.value.reason == "DEVICE_MEMORY_FULL"
     assert full.value.metadata["device"] == "d0"
     assert backend.used_bytes() == 0
 
 
 def test_a_cancelled_copy_stops_between_chunks(backend: DeviceBackend, image: Path) -> None:
-    segment = backend.allocate("a", image.stat().st_size)
+    segment = backend.allocate("art", "a", image.stat().st_size)
     cancelled = threading.Event()
     seen: list[int] = []
 
@@ -95,7 +95,7 @@ def test_a_cancelled_copy_stops_between_chunks(backend: DeviceBackend, image: Pa
 def test_a_source_that_is_too_short_is_an_error(backend: DeviceBackend, folder: Path) -> None:
     short = folder / "short"
     short.write_bytes(bytes(PAGE))
-    segment = backend.allocate("a", 2 * PAGE)
+    segment = backend.allocate("art", "a", 2 * PAGE)
     with pytest.raises(DataLoss) as lost:
         copy(backend, short, segment)
     assert lost.value.reason == "SOURCE_TRUNCATED"
@@ -104,15 +104,15 @@ def test_a_source_that_is_too_short_is_an_error(backend: DeviceBackend, folder: 
 
 
 def test_a_name_is_taken_once(backend: DeviceBackend) -> None:
-    backend.allocate("a", PAGE)
+    backend.allocate("art", "a", PAGE)
     with pytest.raises(FileExistsError):
-        backend.allocate("a", PAGE)
+        backend.allocate("art", "a", PAGE)
 
 
 def test_a_sibling_segment_is_a_source_too(backend: DeviceBackend, image: Path) -> None:
-    first = backend.allocate("a", image.stat().st_size)
+    first = backend.allocate("art", "a", image.stat().st_size)
     copy(backend, image, first)
-    second = backend.allocate("b", image.stat().st_size)
+    second = backend.allocate("art", "b", image.stat().st_size)
     copy(backend, first.path, second)
     assert second.path.read_bytes() == image.read_bytes()
 
@@ -124,8 +124,8 @@ def test_the_measurement_times_every_step(folder: Path) -> None:
 
 
 def test_purging_empties_the_device(backend: DeviceBackend) -> None:
-    backend.allocate("a", 3 * PAGE)
-    backend.allocate("b", PAGE)
+    backend.allocate("art", "a", 3 * PAGE)
+    backend.allocate("art", "b", PAGE)
     assert backend.purge() == 4 * PAGE
     assert backend.used_bytes() == 0
     assert backend.purge() == 0

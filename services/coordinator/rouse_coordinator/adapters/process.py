@@ -16,8 +16,8 @@ from typing import IO
 
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
-from rouse_contracts.links import LINK_SUFFIX
 from rouse_coordinator.adapters.child import exit_of
+from rouse_coordinator.adapters.quarters import Quarters, Users
 from rouse_coordinator.adapters.templates import TemplateLost, Templates, kind_for
 from rouse_coordinator.config import CoordinatorConfig
 from rouse_coordinator.lines import LinePump, read_pipe
@@ -74,7 +74,9 @@ def template_environment(ours: Mapping[str, str]) -> dict[str, str]:
     return {**base_environment(ours), **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
-def environment(launch: Launch, config: CoordinatorConfig, ours: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    launch: Launch, config: CoordinatorConfig, quarters: Quarters, ours: Mapping[str, str]
+) -> dict[str, str]:
     """The whole environment of an instance."""
     spec = launch.version.spec
     threads = str(spec.resources.threads or 1)
@@ -92,6 +94,14 @@ def environment(launch: Launch, config: CoordinatorConfig, ours: Mapping[str, st
         "ROUSE_INSTANCE_TRACE_DIR": config.trace_dir,
         "ROUSE_INSTANCE_MAX_MESSAGE_MIB": str(config.max_message_mib),
         "ROUSE_INSTANCE_HANG_GRACE_S": str(config.hang_grace_s),
+        "ROUSE_INSTANCE_ISOLATION": config.isolation,
+        "ROUSE_INSTANCE_FOLDER": str(quarters.path),
+        "ROUSE_INSTANCE_USER": str(quarters.user),
+        "ROUSE_INSTANCE_PORTS": config.instance_ports,
+        "ROUSE_INSTANCE_TMP_MIB": str(config.instance_tmp_mib),
+        "ROUSE_INSTANCE_PROCESSES": str(config.instance_processes),
+        "ROUSE_INSTANCE_FILES": str(config.instance_files),
+        "ROUSE_INSTANCE_MEMORY_MIB": str(config.instance_memory_mib),
     }
 
 
@@ -104,9 +114,9 @@ class InstanceProcess:
     """
 
     def __init__(
-        self, pid: int, exit_code: asyncio.Future[int], output: IO[bytes], pump: LinePump, socket: Path
+        self, pid: int, exit_code: asyncio.Future[int], output: IO[bytes], pump: LinePump, quarters: Quarters
     ) -> None:
-        self.pid, self._exit, self._pump, self._socket = pid, exit_code, pump, socket
+        self.pid, self._exit, self._pump, self.quarters = pid, exit_code, pump, quarters
         self._lines = asyncio.create_task(read_pipe(output, pump))
 
     @property
@@ -123,7 +133,7 @@ class InstanceProcess:
         return await asyncio.shield(self._exit)
 
     async def ended(self) -> int:
-        """As `wait`; then ends what the process started, reads its last lines and removes its sockets."""
+        """As `wait`; then ends what the process started, reads its last lines and removes its folder."""
         code = await self.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -131,8 +141,7 @@ class InstanceProcess:
         if done:
             self._lines.result()
         self._lines.cancel()
-        for socket in (self._socket, self._socket.with_name(self._socket.name + LINK_SUFFIX)):
-            socket.unlink(missing_ok=True)
+        await asyncio.to_thread(self.quarters.remove)
         return code
 
     def signal(self, number: signal.Signals) -> None:
@@ -151,32 +160,59 @@ class Launcher:
 
     def __init__(self, config: CoordinatorConfig, templates: Templates | None) -> None:
         self._config, self._templates = config, templates
+        self._isolated = config.isolation != "off"
+        self._users = Users(config.first_user if self._isolated else 0, config.max_instances)
 
-    async def start(self, launch: Launch, pump: LinePump, socket: Path) -> InstanceProcess:
-        """Raises OSError where the machine refuses to. A cancelled call leaves no process."""
+    async def start(self, launch: Launch, pump: LinePump) -> InstanceProcess:
+        """The instance waits for its grants, where it is isolated.
+
+        Raises OSError where the machine refuses to. A cancelled call leaves neither process nor folder.
+        """
+        user = self._users.take()
+        try:
+            path = Path(self._config.runtime_dir) / launch.instance_id
+            quarters = Quarters(path, user, isolated=self._isolated)
+            try:
+                process = await self._start(launch, pump, quarters)
+            except BaseException:
+                quarters.remove()
+                raise
+            quarters.started()
+        except BaseException:
+            self._users.give_back(user)
+            raise
+        return process
+
+    def ended(self, process: InstanceProcess) -> None:
+        """The process is gone: its user may be another's."""
+        self._users.give_back(process.quarters.user)
+
+    async def _start(self, launch: Launch, pump: LinePump, quarters: Quarters) -> InstanceProcess:
         kind = kind_for(launch.version) if self._templates else None
         if kind is not None:
             try:
-                return await self._fork(kind, launch, pump, socket)
+                return await self._fork(kind, launch, pump, quarters)
             except TemplateLost as error:
                 LOG.warning("starting without a template instance=%s reason=%s", launch.instance_id, error)
-        return self._spawn(launch, pump, socket)
+        return self._spawn(launch, pump, quarters)
 
-    async def _fork(self, kind: str, launch: Launch, pump: LinePump, socket: Path) -> InstanceProcess:
+    async def _fork(self, kind: str, launch: Launch, pump: LinePump, quarters: Quarters) -> InstanceProcess:
         assert self._templates is not None
         template = self._templates.get(kind)
         reading, writing = os.pipe2(os.O_CLOEXEC)
         output = os.fdopen(reading, "rb", buffering=0)
         try:
-            pid, exit_code = await template.fork(environment(launch, self._config, os.environ), writing)
+            pid, exit_code = await template.fork(
+                environment(launch, self._config, quarters, os.environ), writing, quarters.reading
+            )
         except BaseException:
             output.close()
             raise
         finally:
             os.close(writing)
-        return InstanceProcess(pid, exit_code, output, pump, socket)
+        return InstanceProcess(pid, exit_code, output, pump, quarters)
 
-    def _spawn(self, launch: Launch, pump: LinePump, socket: Path) -> InstanceProcess:
+    def _spawn(self, launch: Launch, pump: LinePump, quarters: Quarters) -> InstanceProcess:
         """On the event loop's thread: the kernel ends an instance when the thread that made it ends.
 
         By `subprocess`, which uses vfork: the loop's own way is to fork, and gRPC's fork handlers then run in the
@@ -184,16 +220,16 @@ class Launcher:
         """
         process = subprocess.Popen(
             COMMAND,
-            stdin=subprocess.DEVNULL,
+            stdin=quarters.reading,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
-            env=environment(launch, self._config, os.environ),
+            env=environment(launch, self._config, quarters, os.environ),
             cwd="/",
             start_new_session=True,
         )
         assert process.stdout is not None
-        return InstanceProcess(process.pid, exit_of(process), process.stdout, pump, socket)
+        return InstanceProcess(process.pid, exit_of(process), process.stdout, pump, quarters)
 
 
 def explain(code: int, last_lines: Sequence[str]) -> str:

@@ -76,11 +76,11 @@ class Template:
     def pid(self) -> int:
         return self._process.pid
 
-    async def fork(self, environment: Mapping[str, str], output: int) -> tuple[int, asyncio.Future[int]]:
+    async def fork(self, environment: Mapping[str, str], output: int, reading: int) -> tuple[int, asyncio.Future[int]]:
         """A new instance: its pid, and its exit code to come. Waits for a template that is still importing.
 
         Args:
-            output: descriptor that the instance prints to.
+            output, reading: descriptors that the instance prints to and reads from.
 
         Raises TemplateLost. A cancelled call leaves no process.
         """
@@ -89,7 +89,7 @@ class Template:
         number = next(self._numbers)
         message = json.dumps({"fork": number, "environment": {**environment, PARENT_ENV: str(self.pid)}}).encode()
         try:
-            socket.send_fds(self._control, [message], [output])
+            socket.send_fds(self._control, [message], [output, reading])
         except OSError as error:
             raise TemplateLost(f"the {self.kind} template takes no requests: {error.strerror}") from error
         future = self._forking[number] = asyncio.get_running_loop().create_future()

@@ -48,6 +48,7 @@ class Images:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
 
     def used_bytes(self) -> int:
         """Memory that the files take, whole or not."""
@@ -79,7 +80,7 @@ class Images:
             with temporary.open("wb") as image:
                 os.posix_fallocate(image.fileno(), 0, round_up(layout.image_bytes))
                 _fill(image.fileno(), layout, files, cancelled)
-                os.fchmod(image.fileno(), 0o400)
+                os.fchmod(image.fileno(), 0o444)
             temporary.replace(self.path(digest))
         except BaseException as error:
             temporary.unlink(missing_ok=True)

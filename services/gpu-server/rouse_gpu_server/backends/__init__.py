@@ -26,7 +26,15 @@ class DeviceBackend(Protocol):
 
     kind: str
 
-    def allocate(self, name: str, size_bytes: int) -> Segment:
+    def folder(self, owner: str) -> Path:
+        """Where the segments of an artefact lie and nothing else; made if absent, and stays until `forget`."""
+        ...
+
+    def forget(self, owner: str) -> None:
+        """Removes an artefact's folder, if it is empty."""
+        ...
+
+    def allocate(self, owner: str, name: str, size_bytes: int) -> Segment:
         """Takes physical memory for a model, all or nothing. `name` is unique on the device.
 
         Raises ResourceExhausted DEVICE_MEMORY_FULL where the machine has no more of it.

@@ -6,6 +6,7 @@ process that maps the file. The copy stays inside the kernel (copy_file_range), 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -25,11 +26,24 @@ class HostBackend:
 
     def __init__(self, name: str, folder: Path) -> None:
         self._name, self._folder = name, folder
+        # Closed to others, so that what is below may be open: an instance with a user of its own is shown the one
+        # folder that concerns it.
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
 
-    def allocate(self, name: str, size_bytes: int) -> Segment:
-        segment = Segment(self._folder / f"{name}.seg", size_bytes)
-        handle = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def folder(self, owner: str) -> Path:
+        folder = self._folder / owner
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+        return folder
+
+    def forget(self, owner: str) -> None:
+        with contextlib.suppress(OSError):  # something is in it, or it is not there
+            (self._folder / owner).rmdir()
+
+    def allocate(self, owner: str, name: str, size_bytes: int) -> Segment:
+        segment = Segment(self.folder(owner) / f"{name}.seg", size_bytes)
+        handle = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(handle, 0, size_bytes)
         except OSError as error:
@@ -82,10 +96,11 @@ class HostBackend:
 
     def purge(self) -> int:
         freed = 0
-        for path in self._folder.iterdir():
+        # The folders stay: running instances were let into these very ones.
+        for path in self._folder.rglob("*.seg"):
             freed += path.stat().st_size
             path.unlink()
         return freed
 
     def used_bytes(self) -> int:
-        return sum(path.stat().st_blocks * 512 for path in self._folder.iterdir())
+        return sum(path.stat().st_blocks * 512 for path in self._folder.rglob("*.seg"))

@@ -54,13 +54,14 @@ def measure(folder: Path, size_bytes: int) -> dict[str, float]:
         timed("plain copy", lambda: ctypes.memmove(addresses[0], addresses[1], size_bytes))
         for way in ("copy", "copy by memmove"):
             name, made = f"{number} {way}", list[Segment]()
-            timed("allocate", lambda name=name, made=made: made.append(backend.allocate(name, size_bytes)))  # type: ignore[misc]
+            timed("allocate", lambda name=name, made=made: made.append(backend.allocate("measure", name, size_bytes)))  # type: ignore[misc]
             segment = made[0]
             if way == "copy":
                 timed(way, lambda segment=segment: backend.copy(image, segment, threading.Event(), lambda _: None))  # type: ignore[misc]
             else:
                 timed(way, lambda segment=segment: memmove(image, segment))  # type: ignore[misc]
             timed("free", lambda segment=segment: backend.free(segment))  # type: ignore[misc]
+    backend.forget("measure")
     return {name: statistics.median(times) for name, times in taken.items()}
 
 

@@ -65,6 +65,10 @@ class Membership:
         artefact.held_until = self._clock.monotonic() + self._hold_s
         return artefact
 
+    def segment_folders(self, artefact: Artefact) -> list[str]:
+        """Where the artefact's copies on devices lie, on each."""
+        return [str(device.backend.folder(artefact.digest)) for device in self._pool.devices.values()]
+
     def _register(self, version: FunctionVersion) -> Model:
         model = self._pool.models.get(version.version_id)
         if model is None:

@@ -240,6 +240,8 @@ class Stager:
         LOG.info("dropped from disk artefact=%s freed_mib=%.0f reason=%s", artefact.digest, freed / MIB, reason)
         if artefact.digest not in self._staging and not artefact.on_disk:
             self._pool.forget(artefact)
+            for device in self._pool.devices.values():
+                device.backend.forget(artefact.digest)
         return host, freed
 
     async def _measure_disk(self) -> None:

@@ -198,11 +198,11 @@ class Swapper:
         device.ledger.reserve(size)
         resident.promised_bytes = size
         metrics.LOADING_QUEUE_DELAY.labels(device.name).observe(self._clock.monotonic() - loading.started)
-        name = f"{model.artefact.digest[:12]}-{uuid.uuid4().hex[:12]}"
+        digest, name = model.artefact.digest, uuid.uuid4().hex[:12]
 
         def allocate() -> None:
             # Set in the thread, so that a cancelled load knows what it has to free.
-            resident.segment = device.backend.allocate(name, size)
+            resident.segment = device.backend.allocate(digest, name, size)
 
         try:
             await in_thread(self._threads, loading.cancelled, allocate)
