@@ -18,6 +18,10 @@ ENDS_IT = {
     ("libs/runtime/rouse_runtime/process.py", "_load"): "user code in a thread may raise anything: it is reported",
     ("services/gateway/rouse_gateway/http/app.py", "__call__"): "the top of a request: its client is gone, or is told",
     ("libs/runtime/rouse_runtime/running.py", "run"): "user code in a thread may raise anything: it is answered, typed",
+    (
+        "libs/runtime/rouse_runtime/triton/model.py",
+        "execute",
+    ): "a model in a thread may raise anything: it is passed on",
     ("libs/runtime/rouse_runtime/worker.py", "do"): "what work in the thread raises is raised where it is awaited",
     ("libs/testkit/rouse_testkit/mesh.py", "_run"): "the top of a thread: it goes to whoever waits for the thread",
 }

@@ -1,4 +1,4 @@
-"""What is deployed without a line of code: programs of torch.export through a whole mesh."""
+"""What is deployed as it is: programs of torch.export and models of Triton's repositories, through a whole mesh."""
 
 from __future__ import annotations
 
@@ -29,3 +29,30 @@ def test_an_exported_program(mesh: Mesh, tmp_path: Path) -> None:
     with pytest.raises(rouse.InvalidArgument):
         client.infer("exported-mlp", {"input": np.zeros((65, 16), np.float32)})
     client.delete("exported-mlp")
+
+
+CONFIG = """
+max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 100 }
+input [{ name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] }]
+"""
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array * 2)]) for array in arrays]
+"""
+
+
+def test_a_model_of_a_triton_repository(mesh: Mesh, tmp_path: Path) -> None:
+    (tmp_path / "doubling" / "1").mkdir(parents=True)
+    (tmp_path / "doubling" / "1" / "model.py").write_text(MODEL)
+    (tmp_path / "doubling" / "config.pbtxt").write_text(CONFIG)
+    client = mesh.client()
+    done = client.deploy(tmp_path / "doubling")
+    assert (done.state, done.version.batching) == ("READY", rouse.Batching(4, 100))
+    x = np.ones((3, 2), np.float32)
+    np.testing.assert_array_equal(client.infer("doubling", {"IN": x})["OUT"], x * 2)
+    client.delete("doubling")

@@ -84,6 +84,11 @@ class Executor:
         """Whether a request has any number of responses."""
         return self._version.spec.decoupled
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs."""
+        return self._running is not None
+
     async def attach(self, attachment: Attachment, size_bytes: int) -> None:
         """Maps a device's copy of the weights. The same attachment again succeeds.
 

@@ -153,7 +153,18 @@ class Instance:
         await server.set_serving(False)
         await link.stop(self._config.drain_s)
         await server.stop(self._config.drain_s)
+        await self._finish(executor, result.handler)
         return 0
+
+    async def _finish(self, executor: Executor, handler: Handler) -> None:
+        """Lets a model that asks for it tidy up, unless it is still at work."""
+        close = getattr(handler, "close", None)
+        if close is None or executor.busy:
+            return
+        try:
+            await asyncio.wait_for(self._worker.run(close), self._config.drain_s)
+        except Exception as error:
+            LOG.warning("tidying up failed: %s", error, exc_info=error)
 
     async def _report(self, stub: coordination.InstanceServiceStub, *, load_ms: float, error: str = "") -> None:
         report = coordination.ReportLoadedRequest(

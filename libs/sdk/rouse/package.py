@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rouse import exported
+from rouse import exported, triton
 from rouse import manifest as manifests
 from rouse.errors import PackageError
 from rouse.manifest import Manifest
@@ -52,6 +52,8 @@ class Package:
     files: tuple[PackageFile, ...]
     # Holds files that were made for the package; they go when it goes.
     made: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
+    # What the folder says and the function will not do, in words.
+    ignored: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -60,7 +62,7 @@ class Package:
 
 def read_package(folder: str | os.PathLike[str]) -> Package:
     """Reads a folder with a rouse.toml, a Hugging Face directory (config.json and *.safetensors), or a program of
-    torch.export (model.pt2).
+    torch.export (model.pt2), or a model of a Triton model repository (config.pbtxt).
 
     Hidden files, .git, __pycache__ and compiled Python are left out. Raises PackageError with the
     reason that the mesh would give: BAD_ARTEFACT, BAD_PATH, BAD_SPEC, BAD_NAME or PICKLE_REFUSED.
@@ -69,7 +71,13 @@ def read_package(folder: str | os.PathLike[str]) -> Package:
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "does not exist"
         raise PackageError(f"{root} {what}", reason="BAD_ARTEFACT", metadata={"path": str(root)})
+    model = triton.read(root) if triton.is_model(root) and not (root / manifests.FILE).exists() else None
     files = tuple(sorted(_walk(root), key=lambda file: file.path))
+    if model is not None:
+        chosen = triton.kept({file.path for file in files}, model.version)
+        files = tuple(file for file in files if file.path in chosen)
+        name = model.manifest.name or root.resolve().name
+        return Package(root, name, "PYTHON", model.manifest, files, ignored=model.notes)
     if not files:
         raise PackageError(f"{root} holds no files", reason="BAD_ARTEFACT", metadata={"path": str(root)})
     paths = {file.path for file in files}
@@ -84,8 +92,10 @@ def read_package(folder: str | os.PathLike[str]) -> Package:
         files, made = _convert(root, files)
         return Package(root, manifest.name or root.resolve().name, "TORCH_EXPORT", manifest, files, made)
     else:
+        models = triton.models_in(root)
+        hint = f"; it is a model repository: deploy one of its models ({', '.join(models[:5])})" if models else ""
         raise PackageError(
-            f"{root} holds neither a {manifests.FILE} with a handler nor a {CONFIG} nor a {exported.ARCHIVE}",
+            f"{root} holds neither a {manifests.FILE} with a handler nor a {CONFIG} nor a {exported.ARCHIVE}{hint}",
             reason="BAD_ARTEFACT",
             metadata={"path": str(root)},
         )

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -150,6 +151,17 @@ class RunningInstance:
     ) -> device.ExecuteResponse:
         """One Execute as it is. Raises RouseError."""
         return await ask(self.links, executor_link(self.address), EXECUTE, request, device.ExecuteResponse, timeout_s)
+
+    async def stream(
+        self, request: device.ExecuteRequest, timeout_s: float = CALL_TIMEOUT_S
+    ) -> AsyncGenerator[device.ExecuteResponse, None]:
+        """The responses of a decoupled function as they come. Raises RouseError."""
+        parts = [request.SerializeToString()]
+        async with aclosing(
+            self.links.stream(executor_link(self.address), EXECUTE.encode(), parts, timeout_s)
+        ) as messages:
+            async for message in messages:
+                yield device.ExecuteResponse.FromString(bytes(message))
 
     async def infer(
         self,

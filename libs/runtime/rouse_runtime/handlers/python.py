@@ -18,6 +18,8 @@ from rouse_runtime.handlers import HOST_DEVICE, Source
 from rouse_runtime.handlers.awaiting import Awaited
 from rouse_runtime.request import Request
 
+TRITON_CONFIG = "config.pbtxt"
+
 
 class PythonHandler:
     """Imports `module:Class` from the artefact's folder and calls its `load`."""
@@ -26,13 +28,18 @@ class PythonHandler:
 
     def __init__(self, source: Source) -> None:
         spec = source.version.spec
-        cls = import_class(spec.handler, source.folder)
+        code = _triton_folder(source)
+        cls = import_class(spec.handler, code or source.folder)
         try:
-            self._function = cls()
+            self._function: Any = cls()
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise LoadError(f"{spec.handler} cannot be made without arguments: {error}") from error
             raise
+        if code is not None:
+            from rouse_runtime.triton.model import TritonModel
+
+            self._function = TritonModel(self._function, source.version, source.folder, code)
         if not callable(getattr(self._function, "predict", None)):
             raise LoadError(f"{spec.handler} has no method predict(self, inputs)")
         context = Context(
@@ -42,11 +49,29 @@ class PythonHandler:
         if load is not None:
             load(context)
         context.close()
+        self._is_triton = code is not None
         self._predict, self.takes_request = adapt(self._function.predict, spec.decoupled)
 
     def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any] | Iterator[Any]:
         result: Mapping[str, Any] | Iterator[Any] = self._predict(inputs, request)
         return result
+
+    def close(self) -> None:
+        """The function is not called any more."""
+        if self._is_triton:
+            self._function.close()
+
+
+def _triton_folder(source: Source) -> Path | None:
+    """Where a Triton model's code is; it can import Triton's module then. None for any other function."""
+    if not (source.folder / TRITON_CONFIG).is_file():
+        return None
+    from rouse_runtime.triton.model import install, version_folder
+
+    code = version_folder(source.folder, source.version.spec.handler)
+    if code is not None:
+        install()
+    return code
 
 
 def adapt(predict: Callable[..., Any], decoupled: bool) -> tuple[Callable[[Any, Request], Any], bool]:

@@ -65,6 +65,8 @@ def deploy(
     """
     given = dict(_option(text) for text in options)
     package = rouse.read_package(folder)
+    for what in package.ignored:
+        state.err.print(f"ignored: {what}", markup=False, soft_wrap=True)
     with state.client() as client:
         try:
             with _progress(state) as progress:
