@@ -13,8 +13,8 @@ from rouse_testkit.outside import deploy_examples, run_client
 CLIENTS = Path(__file__).with_name("clients")
 SCENARIOS = [
     "unary", "stream", "decoupled", "sequence", "shared_memory", "shared_memory_errors", "errors",
-    pytest.param("statistics", marks=pytest.mark.xfail(reason="node-router's figures are not landed yet")),
-    pytest.param("descriptions", marks=pytest.mark.xfail(reason="scaler's SleepFunction is not landed yet")),
+    "statistics",
+    "descriptions",
 ]  # fmt: skip
 # As Triton's simple_sequence: adds the numbers of each sequence up.
 TOTALS = """

@@ -148,8 +148,8 @@ def sequence(client: Client) -> None:
     client.stop_stream()
     refused(
         lambda: client.infer("totals", [given("INPUT", np.array([1], np.int32), "INT32")], sequence_id=9),
-        "INTERNAL",
-        "has not started",
+        "INVALID_ARGUMENT",
+        "not started",
     )
 
 
