@@ -23,9 +23,11 @@ class RouseError(Exception):
         message: for people.
         metadata: names concerned: function, node, device, tensor, ...
         retry_after_s: seconds after which a retry may succeed; None where a retry does not help.
+        violations: quotas that were exceeded: (whose, in words).
     """
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+    violations: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, reason: str, message: str, /, *, retry_after_s: float | None = None, **metadata: object) -> None:
         super().__init__(message)
@@ -39,7 +41,7 @@ class RouseError(Exception):
 
     @property
     def details(self) -> ErrorDetails:
-        return ErrorDetails(self.reason, self.metadata, self.retry_after_s)
+        return ErrorDetails(self.reason, self.metadata, self.retry_after_s, self.violations)
 
 
 class InvalidArgument(RouseError):
@@ -121,6 +123,7 @@ def from_rpc_error(error: grpc.RpcError) -> RouseError:
     typed = cls(details.reason, error.details() or error.code().name, retry_after_s=details.retry_after_s)
     # Not as keyword arguments: the peer chooses the keys.
     typed.metadata = dict(details.metadata)
+    typed.violations = details.violations
     return typed
 
 
@@ -139,4 +142,5 @@ def from_status(value: bytes) -> RouseError:
     cls = _BY_CODE.get(code, Internal)
     typed = cls(details.reason or code.name, message or code.name, retry_after_s=details.retry_after_s)
     typed.metadata = dict(details.metadata)
+    typed.violations = details.violations
     return typed

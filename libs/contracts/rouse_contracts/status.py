@@ -1,4 +1,4 @@
-"""google.rpc.Status details on a gRPC error: ErrorInfo and RetryInfo, written and read in one place."""
+"""google.rpc.Status details on a gRPC error: ErrorInfo, RetryInfo, QuotaFailure, written and read in one place."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class ErrorDetails:
     reason: str
     metadata: Mapping[str, str] = field(default_factory=dict)
     retry_after_s: float | None = None
+    # Quotas that a request broke: (whose, in words).
+    violations: tuple[tuple[str, str], ...] = ()
 
 
 def encode_details(code: int, message: str, details: ErrorDetails) -> bytes:
@@ -39,6 +41,13 @@ def encode_details(code: int, message: str, details: ErrorDetails) -> bytes:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(round(details.retry_after_s * 1000))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    if details.violations:
+        failure = error_details_pb2.QuotaFailure()
+        for subject, description in details.violations:
+            failure.violations.add(
+                subject=_cut(subject, MAX_METADATA_BYTES), description=_cut(description, MAX_METADATA_BYTES)
+            )
+        status.details.add().Pack(failure)
     encoded: bytes = status.SerializeToString()
     return encoded
 
@@ -86,10 +95,14 @@ def _parse(value: bytes, reason: str) -> ErrorDetails:
 def _read(status: status_pb2.Status, reason: str) -> ErrorDetails:
     metadata: dict[str, str] = {}
     retry_after_s = None
+    violations: tuple[tuple[str, str], ...] = ()
     for detail in status.details:
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        quota = error_details_pb2.QuotaFailure()
         if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
             reason, metadata = info.reason, dict(info.metadata)
         elif detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
-    return ErrorDetails(reason, metadata, retry_after_s)
+        elif detail.Is(quota.DESCRIPTOR) and detail.Unpack(quota):
+            violations = tuple((broken.subject, broken.description) for broken in quota.violations)
+    return ErrorDetails(reason, metadata, retry_after_s, violations)

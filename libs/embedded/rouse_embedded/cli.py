@@ -58,6 +58,7 @@ def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
     add("--metrics", action="store_true", help="serve Prometheus metrics of every service")
     add("--otlp-endpoint", default="", metavar="URL", help="export spans there by OTLP/gRPC")
     add("--tls", action="store_true", help="TLS everywhere, with certificates made for this mesh in its data folder")
+    add("--auth", action="store_true", help="callers need an API key; the command line here finds the first one itself")
     add("--verbose", action="store_true", help="show every log line, from level DEBUG")
     flags = parser.parse_args(argv)
     options = MeshOptions(
@@ -70,6 +71,7 @@ def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
         metrics=flags.metrics,
         otlp_endpoint=flags.otlp_endpoint,
         tls=flags.tls,
+        auth=flags.auth,
         log_level="DEBUG" if flags.verbose else "INFO",
     )
     options.validate()

@@ -69,6 +69,8 @@ class Display:
             ("nodes", f"{options.nodes}, each with {devices} and {_size(options.host_memory_bytes)} of host memory"),
             ("data", f"{info.folders.data}  (log: logs/rouse.log)"),
         ]
+        if info.api_key_file is not None:
+            rows.append(("API key", f"in {info.api_key_file}; `rouse keys create` makes others"))
         if info.metrics_addresses:
             rows.append(("metrics", "  ".join(f"{name} {at}" for name, at in info.metrics_addresses.items())))
         if options.otlp_endpoint:

@@ -22,6 +22,7 @@ from rouse_common.tls import MeshTls
 from rouse_embedded import plan
 from rouse_embedded.authority import Authority, services_of
 from rouse_embedded.folders import Folders, claimed, end_leftovers, prune_traces, tagged
+from rouse_embedded.keys import Keys
 from rouse_embedded.logs import Line, LogSink
 from rouse_embedded.notices import Logged, Note, Notice, Restarting, Waiting
 from rouse_embedded.options import NO_HTTP, MeshOptions, fitted
@@ -53,6 +54,7 @@ class MeshInfo:
         options: as they are in force, with what was left open filled in.
         addresses, metrics_addresses: host:port by process name.
         tls: how the supervisor speaks with the services; None: plain.
+        api_key_file: holds an administrator's API key; None where callers need none.
     """
 
     gateway_address: str
@@ -63,6 +65,7 @@ class MeshInfo:
     addresses: Mapping[str, str]
     metrics_addresses: Mapping[str, str]
     tls: MeshTls | None = None
+    api_key_file: Path | None = None
 
 
 class EmbeddedMesh:
@@ -187,13 +190,15 @@ class EmbeddedMesh:
         authority = self._authority(folders, addresses)
         tls = authority.tls() if authority is not None else None
         self._health = Health(tls)
+        keys = Keys(folders.data / "keys", auth=options.auth)
         self.info = MeshInfo(
-            reachable(addresses["gateway"]), http_address, options, folders, stores, addresses, metrics, tls
-        )
+            reachable(addresses["gateway"]), http_address, options, folders, stores, addresses, metrics, tls,
+            keys.api_key_file,
+        )  # fmt: skip
         return [
             *(plan.store_spec(store, folders, environ, _answers(store)) for store in stores.all()),
             *plan.service_specs(
-                options, folders, stores, addresses, links, metrics, environ, self._health.probe, authority
+                options, folders, stores, addresses, links, metrics, environ, self._health.probe, keys, authority
             ),
         ]
 
@@ -288,6 +293,7 @@ class EmbeddedMesh:
             "pid": os.getpid(),
             "version": version("rouse"),
             "data_dir": str(info.folders.data),
+            "api_key_file": str(info.api_key_file or ""),
             "tls_ca": str(info.tls.files.ca) if info.tls is not None else "",
             "nodes": [{"node_id": node, "devices": devices} for node in plan.node_ids(info.options)],
             "processes": [

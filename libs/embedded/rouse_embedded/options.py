@@ -41,6 +41,7 @@ class MeshOptions:
     otlp_endpoint: OTLP/gRPC endpoint that spans are exported to; empty keeps them in the data folder only.
     log_level: of every service.
     tls: whether services prove themselves to each other, and the gateway to clients, by certificates.
+    auth: whether callers need an API key; the first one, an administrator's, is made in the data folder.
     settings: more settings by service and name, as {"scaler": {"period_s": "0.2"}}.
     """
 
@@ -54,6 +55,7 @@ class MeshOptions:
     otlp_endpoint: str = ""
     log_level: str = "INFO"
     tls: bool = False
+    auth: bool = False
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def validate(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_embedded.authority import Authority, settings
 from rouse_embedded.folders import TAG, Folders
+from rouse_embedded.keys import Keys
 from rouse_embedded.options import NO_HTTP, MeshOptions
 from rouse_embedded.processes import ProcessSpec
 from rouse_embedded.stores import Nats, Postgres, Redis, Store
@@ -85,6 +86,7 @@ def service_specs(
     metrics_addresses: Mapping[str, str],
     environ: Mapping[str, str],
     probe: Callable[[str], Callable[[int], Awaitable[bool]]],
+    keys: Keys,
     authority: Authority | None = None,
 ) -> list[ProcessSpec]:
     """Every service as a process.
@@ -94,12 +96,14 @@ def service_specs(
         links: where links listen, as `link_addresses` says.
         environ: what every process inherits; settings of ours take precedence.
         probe: makes the readiness check of an address.
+        keys: the mesh's own.
         authority: has certificates for all of them; None: plain connections.
     """
     specs = []
     for name in process_names(options):
         service, _, node = name.partition("@")
         given = _settings(options, folders, stores, addresses, links, service, node)
+        given |= keys.settings(service)
         given |= settings(authority.files(service)) if authority is not None else {}
         given |= {"metrics_listen": metrics_addresses[name]} if name in metrics_addresses else {}
         given |= options.settings.get(service, {})

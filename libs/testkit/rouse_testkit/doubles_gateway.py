@@ -105,6 +105,7 @@ class Function:
     traffic: list[functions.TrafficShare] = field(default_factory=list)
     previous: list[functions.TrafficShare] = field(default_factory=list)
     version_states: dict[str, tuple[int, str]] = field(default_factory=dict)
+    tenant: str = "default"
 
     @property
     def active(self) -> functions.FunctionVersion:
@@ -214,6 +215,7 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
             route = table.functions.add(
                 name=function.name, state=functions.FunctionState.Name(function.state), reason=function.reason,
                 versions=function.versions, active_version_id=function.active.version_id, traffic=function.traffic,
+                tenant=function.tenant,
             )  # fmt: skip
             for version_id, (standing, reason) in function.version_states.items():
                 route.version_states.add(
@@ -277,6 +279,7 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         return functions.FunctionSummary(
             name=function.name, state=functions.FunctionState.Name(function.state),
             active_version=function.active, ready_instances=len(function.instances), traffic=function.traffic,
+            tenant=function.tenant,
         )  # fmt: skip
 
     async def GetFunction(self, request: cluster.GetFunctionRequest, context: Any) -> cluster.GetFunctionResponse:

@@ -15,6 +15,9 @@ from rouse_common.errors import RouseError
 from rouse_common.link import Links
 from rouse_common.rpc import Channels, RpcServer
 from rouse_contracts import functions, inference
+from rouse_gateway.access.guard import Access
+from rouse_gateway.access.http import authenticator
+from rouse_gateway.access.view import VisibleRoutes
 from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
 from rouse_gateway.adapters.logs import Logs
 from rouse_gateway.adapters.nodes import Nodes
@@ -22,6 +25,7 @@ from rouse_gateway.adapters.queues import Queues
 from rouse_gateway.adapters.traces import Traces
 from rouse_gateway.config import GatewayConfig
 from rouse_gateway.dispatch import Dispatcher
+from rouse_gateway.entrance import Entrance
 from rouse_gateway.feed import RoutingFeed
 from rouse_gateway.http.limits import Limits
 from rouse_gateway.http.router import Router
@@ -35,8 +39,9 @@ from rouse_gateway.oip.settings import LogSettings, TraceSettings
 from rouse_gateway.oip.statistics import Statistics
 from rouse_gateway.service import functions as function_service
 from rouse_gateway.service import inference as inference_service
-from rouse_gateway.service.functions import FunctionService, Neighbours
+from rouse_gateway.service.functions import Neighbours
 from rouse_gateway.service.inference import InferenceService
+from rouse_gateway.service.owned import OwnedFunctions
 from rouse_gateway.state import Routes
 from rouse_gateway.wakes import Wakes
 from rouse_policy import admission
@@ -63,12 +68,17 @@ class GatewayApp:
         windows = Windows.connect(self._config.redis)
         regions = Regions(self._config.max_shared_memory_regions, self._max_message_bytes)
         logs = LogSettings(logging.getLogger())
+        entrance = Entrance(self._config, channels, SystemClock())
         try:
             async with asyncio.TaskGroup() as tasks:
-                background = await self._serve(tasks, channels, links, bus, windows, regions, logs, ready, stopping)
+                background = await self._serve(
+                    tasks, channels, links, bus, windows, regions, logs, entrance, ready, stopping
+                )
+                entrance.stop()
                 for task in background:
                     task.cancel()
         finally:
+            await entrance.close()
             logs.close()
             regions.close()
             await _flush(windows)
@@ -86,6 +96,7 @@ class GatewayApp:
         windows: Windows,
         regions: Regions,
         logs: LogSettings,
+        entrance: Entrance,
         ready: Callable[[str], Awaitable[None]],
         stopping: asyncio.Event,
     ) -> list[asyncio.Task[None]]:
@@ -99,16 +110,17 @@ class GatewayApp:
         dispatcher = Dispatcher(
             routes, nodes, wakes, clock, windows.count_arrival, admission.Settings(max_held=config.max_held)
         )
+        front, seen = entrance.front(routes, dispatcher, tasks), VisibleRoutes(routes)
         desk = Desk(
-            Inferences(routes, dispatcher, regions, config.default_timeout_s),
-            Statistics(routes, Queues(channels)),
-            ModelRepository(routes, feed, dispatcher, scaler, clock),
+            Inferences(seen, front, regions, config.default_timeout_s),
+            Statistics(seen, Queues(channels)),
+            ModelRepository(seen, feed, front, scaler, clock),
             regions,
             TraceSettings(sampling.REQUESTS),
             logs,
         )
         mesh_version = version("rouse-gateway")
-        rest = self._rest(make_router(routes, desk, mesh_version))
+        rest = self._rest(make_router(seen, desk, mesh_version), entrance.guard)
         neighbours = Neighbours(
             cluster,
             scaler,
@@ -120,22 +132,27 @@ class GatewayApp:
             rest.address if rest is not None else "",
             stopping,
         )
-        server = RpcServer(config.listen, max_message_bytes=self._max_message_bytes, tls=config.public_tls)
+        server = RpcServer(
+            config.listen, max_message_bytes=self._max_message_bytes, tls=config.public_tls, guard=entrance.guard.admit
+        )
         server.add(
             inference_service.register,
-            InferenceService(routes, desk, clock, config.default_timeout_s, mesh_version, stopping),
+            InferenceService(seen, desk, clock, config.default_timeout_s, mesh_version, stopping),
             inference.DESCRIPTOR,
         )
         server.add(
             function_service.register,
-            FunctionService(routes, feed, dispatcher, neighbours, config.default_timeout_s, mesh_version),
+            OwnedFunctions(seen, feed, front, neighbours, config.default_timeout_s, mesh_version),
             functions.DESCRIPTOR,
         )
+        entrance.serve(server)
+        await entrance.listen(bus)
         await bus.subscribe(subjects.ROUTING, feed.receive, max_pending=MAX_PENDING_TABLES)
         bus.on_reconnect(feed.refresh)
 
         async def serve_when_loaded() -> None:
             await routes.loaded.wait()
+            await entrance.ready()
             await server.set_serving(True)
 
         await server.start()
@@ -147,6 +164,7 @@ class GatewayApp:
                 tasks.create_task(feed.run(lambda: nodes.prune(set(routes.table.addresses.values())))),
                 tasks.create_task(windows.run()),
                 tasks.create_task(serve_when_loaded()),
+                *(tasks.create_task(loop) for loop in entrance.loops()),
             ]
             await ready(server.address)
             await stopping.wait()
@@ -154,14 +172,14 @@ class GatewayApp:
             await asyncio.gather(server.stop(config.drain_s), _stop(rest, config.drain_s))
         return background
 
-    def _rest(self, router: Router) -> HttpServer | None:
+    def _rest(self, router: Router, guard: Access) -> HttpServer | None:
         """The HTTP port, taken but not served yet; None where it is turned off. Raises OSError."""
         if not self._config.http_listen:
             return None
         limits = Limits(self._max_message_bytes, self._config.max_http_buffer_mib << 20)
         tls = self._config.public_tls
         context = tls.server_context() if tls is not None else None
-        server = HttpServer(self._config.http_listen, make_app(router, limits), limits, context)
+        server = HttpServer(self._config.http_listen, make_app(router, limits, authenticator(guard)), limits, context)
         server.bind()
         return server
 

@@ -24,6 +24,7 @@ class GatewayConfig(ServiceConfig):
     scaler: str = option("127.0.0.1:7003", "address of scaler, host:port")
     nats: str = option("nats://127.0.0.1:4222", "NATS, which changes of the routing table come over, URL")
     redis: str = option("redis://127.0.0.1:6379/0", "Redis, which arrivals are counted in, URL")
+    auth: bool = option(True, "whether callers need an API key; without, everybody is an administrator")
     log_dir: str = option("", "folder with the mesh's rouse.log, for reading logs; empty: none")
     default_timeout_s: float = option(60.0, "time for a request that sets no deadline, seconds", low=0.001, high=86_400)
     max_held: int = option(1000, "requests held while functions wake", low=1, high=100_000)

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from opentelemetry import trace
@@ -96,6 +97,16 @@ class _Trip:
     pause_s: float = FIRST_PAUSE_S
     excluded: set[str] = field(default_factory=set)
     refusal: NotExecuted | None = None
+
+
+class Serves(Protocol):
+    """What those who read requests need of who serves them: a Dispatcher, or the FrontDoor before it."""
+
+    async def infer(self, call: Call) -> Answer: ...
+
+    def stream(self, call: Call) -> AsyncGenerator[Answer, None]: ...
+
+    async def wake(self, function: str, number: str, timeout_s: float) -> None: ...
 
 
 class Dispatcher:

@@ -29,6 +29,12 @@ HTTP_LATENCY = Histogram(
 )
 HTTP_IN_FLIGHT = Gauge("rouse_http_in_flight", "HTTP requests being answered.")
 
+ACCESS_GENERATION = Gauge("rouse_access_table_generation", "Generation of the access table in use.")
+REFUSED_CALLERS = Counter("rouse_refused_callers_total", "Requests of callers that were refused.", ["reason"])
+REFUSED_BY_LIMIT = Counter("rouse_limited_requests_total", "Requests refused for a quota or limit.", ["limit"])
+LIMITS_ALONE = Gauge("rouse_limits_alone", "1 while limits are not shared between gateways: Redis is away.")
+REPEATED = Counter("rouse_repeated_requests_total", "Requests whose key was known, by what they got.", ["outcome"])
+
 _BY_FUNCTION = (LATENCY, COLD_REQUESTS, COLD_STARTS)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rouse_common.errors import InvalidArgument, NotFound, Unavailable
 from rouse_contracts.cluster import FunctionRoute, RoutingTable
-from rouse_contracts.functions import FUNCTION_STATE_SLEEPING, FunctionState, FunctionVersion
+from rouse_contracts.functions import FUNCTION_STATE_SLEEPING, FunctionSpec, FunctionState, FunctionVersion
 from rouse_contracts.node import InferRequest
 from rouse_gateway import metrics
 from rouse_policy import traffic
@@ -71,6 +71,10 @@ class Route:
     versions: Mapping[str, Version]
     ready_instances: int
     shares: tuple[traffic.Share, ...] = ()
+    # Who it belongs to, whether others see it, and how many of its requests may be in flight (0: any number).
+    tenant: str = ""
+    shared: bool = False
+    max_concurrent: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,11 @@ def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Ma
         if version.active:
             versions[""] = version
     shares = tuple(traffic.Share(share.version, share.percent) for share in route.traffic)
-    return Route(route.name, route.state, route.reason, versions, len(route.instances), shares)
+    spec = versions[""].contract.spec if "" in versions else FunctionSpec()
+    return Route(
+        route.name, route.state, route.reason, versions, len(route.instances), shares,
+        tenant=route.tenant, shared=spec.shared, max_concurrent=spec.limits.max_concurrent_requests,
+    )  # fmt: skip
 
 
 def _head(contract: FunctionVersion, function: str) -> bytes:
@@ -198,9 +206,14 @@ class Routes:
     """The table in use. A higher generation replaces it; waiters are woken by every replacement."""
 
     def __init__(self) -> None:
-        self.table = Table()
+        self._table = Table()
         self.loaded = asyncio.Event()
         self._changed = asyncio.Event()
+
+    @property
+    def table(self) -> Table:
+        """The table in use."""
+        return self._table
 
     def loaded_table(self) -> Table:
         """The table in use. Raises Unavailable NOT_READY before the first one."""
@@ -217,7 +230,7 @@ class Routes:
         any generation. The same generation fetched again may carry newer loads and is taken, too."""
         if not restored and table.generation < self.table.generation and self.loaded.is_set():
             return False
-        before, self.table = self.table, table
+        before, self._table = self._table, table
         metrics.TABLE_GENERATION.set(table.generation)
         metrics.TABLE_FUNCTIONS.set(len(table.functions))
         for gone in before.functions.keys() - table.functions.keys():

@@ -54,6 +54,7 @@ def config(control: Control, nats_url: str, redis_url: str, tmp_path: Path) -> G
         trace_dir=str(tmp_path / "traces"),
         drain_s=1.0,
         http_listen="127.0.0.1:0",
+        auth=False,
         max_held=MAX_HELD,
         service=(f"scaler={control.scaler_server.address}", "nobody=127.0.0.1:1"),
     )

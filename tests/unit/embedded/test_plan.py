@@ -13,6 +13,7 @@ import pytest
 from rouse_common.config import ServiceConfig, load
 from rouse_embedded import plan
 from rouse_embedded.folders import TAG, Folders
+from rouse_embedded.keys import Keys
 from rouse_embedded.options import MeshOptions, fitted
 from rouse_embedded.processes import ProcessSpec
 from rouse_embedded.stores import Nats, Postgres, Redis
@@ -64,6 +65,7 @@ class Planned:
             metrics,
             {"PATH": "/bin"},
             lambda _: ready,
+            Keys(self.folders.data / "keys", auth=True),
         )
 
     def config(self, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -20,6 +20,7 @@ from rouse_common.rpc.reflection import Reflection
 from rouse_common.tls import ServerTls
 from rouse_contracts.status import DETAILS_KEY, encode_details, shortened
 
+Guard = Callable[[str, Mapping[str, str], str], None]
 UNTRACED = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
@@ -36,14 +37,17 @@ class RpcServer:
         listen: host:port (port 0 takes a free one) or unix:PATH.
         max_message_bytes: largest message in either direction.
         max_concurrent: RPCs at work at once; further ones are refused with RESOURCE_EXHAUSTED.
+        guard: asked before every call but those of health and reflection, with its method, its metadata and its
+            peer; raises the RouseError that refuses it.
         tls: what it shows and asks for; None: plain. Unix sockets are plain always.
     """
 
     def __init__(
-        self, listen: str, *, max_message_bytes: int, max_concurrent: int = 10_000, tls: ServerTls | None = None
-    ) -> None:
+        self, listen: str, *, max_message_bytes: int, max_concurrent: int = 10_000, tls: ServerTls | None = None,
+        guard: Guard | None = None,
+    ) -> None:  # fmt: skip
         self._server = grpc.aio.server(
-            interceptors=[_Interceptor()],
+            interceptors=[_Interceptor(guard)],
             options=server_options(max_message_bytes),
             maximum_concurrent_rpcs=max_concurrent,
         )
@@ -96,6 +100,9 @@ class RpcServer:
 class _Interceptor(grpc.aio.ServerInterceptor):
     """Gives every handler its span, its metrics, and typed errors on the way out."""
 
+    def __init__(self, guard: Guard | None) -> None:
+        self._guard = guard
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
@@ -105,7 +112,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         if handler is None or details.method.startswith(UNTRACED):
             return handler
         wrap = _stream_response if handler.response_streaming else _unary_response
-        behaviour = wrap(_behaviour(handler), details.method)
+        behaviour = wrap(_behaviour(handler), details.method, self._guard)
         make = {
             (False, False): grpc.unary_unary_rpc_method_handler,
             (False, True): grpc.unary_stream_rpc_method_handler,
@@ -128,11 +135,17 @@ class _Observed:
 
     def __init__(self, method: str, context: grpc.aio.ServicerContext) -> None:
         self._method, self._context = method, context
-        metadata = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
-        self._observed = Observed("grpc", method, telemetry.extract(metadata))
+        self._method = method
+        self._metadata = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
+        self._observed = Observed("grpc", method, telemetry.extract(self._metadata))
 
-    async def __aenter__(self) -> None:
-        pass
+    async def __aenter__(self) -> _Observed:
+        return self
+
+    def pass_by(self, guard: Guard | None) -> None:
+        """Asks the guard. Raises what it refuses with."""
+        if guard is not None:
+            guard(self._method, self._metadata, self._context.peer())
 
     async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, NotImplementedError) and self._context.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -147,18 +160,21 @@ class _Observed:
             await self._context.abort(typed.code, shortened(typed.message), ((DETAILS_KEY, details),))
 
 
-def _unary_response(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _unary_response(behaviour: Callable[..., Any], method: str, guard: Guard | None) -> Callable[..., Any]:
     async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with _Observed(method, context):
+        async with _Observed(method, context) as observed:
+            observed.pass_by(guard)
             return await behaviour(request, context)
 
     return handle
 
 
-def _stream_response(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _stream_response(behaviour: Callable[..., Any], method: str, guard: Guard | None) -> Callable[..., Any]:
     async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        async with _Observed(method, context), aclosing(behaviour(request, context)) as responses:
-            async for response in responses:
-                yield response
+        async with _Observed(method, context) as observed:
+            observed.pass_by(guard)
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
 
     return handle

@@ -33,8 +33,8 @@ LOG = logging.getLogger(__name__)
 Scope = dict[str, Any]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-# Says who a request's headers stand for; raises Unauthenticated, PermissionDenied.
-Authenticate = Callable[[Mapping[bytes, bytes], Route], Awaitable[None]]
+# Says who a request's headers, and its peer, stand for; raises Unauthenticated, PermissionDenied.
+Authenticate = Callable[[Mapping[bytes, bytes], Route, str], None]
 
 TRACE_HEADER = b"rouse-trace-id"
 UNKNOWN_ROUTE = "(unknown)"
@@ -48,7 +48,7 @@ class RestApp:
     """Answers requests by the routes it is given.
 
     Args:
-        authenticate: asked before a body is read; None where everybody may do everything.
+        authenticate: asked before a body is read, for open routes too; None leaves it out.
     """
 
     def __init__(self, router: Router, limits: Limits, budget: Budget, authenticate: Authenticate | None) -> None:
@@ -78,8 +78,8 @@ class RestApp:
         try:
             route, values = self._router.find(exchange.method, exchange.path)
             exchange.begin(route)
-            if self._authenticate is not None and not route.open:
-                await self._authenticate(exchange.headers, route)
+            if self._authenticate is not None:
+                self._authenticate(exchange.headers, route, exchange.peer)
             content = await body.read()
             request = Request(exchange.method, exchange.path, values, exchange.headers, content)
             reply = await route.handler(request)
@@ -114,6 +114,7 @@ class _Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.peer: str = (scope.get("client") or ("unknown",))[0]
         self.started = False
         self.route = UNKNOWN_ROUTE
         self._send = send

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rouse_gateway.access.caller import current
 from rouse_gateway.http.errors import bad_request
 from rouse_gateway.http.messages import Request
 from rouse_gateway.http.timeouts import header_timeout
@@ -21,4 +22,5 @@ def caller_of(request: Request) -> Caller:
         raise bad_request(
             f"header {IDEMPOTENCY_HEADER.decode()}: want at most {MAX_ID_LENGTH} characters", "BAD_PARAMETER"
         )
-    return Caller(time_left_s=None if math.isinf(timeout_s) else timeout_s, idempotency_key=key)
+    tenant, weight = current().tenant, current().weight
+    return Caller(tenant, weight, None if math.isinf(timeout_s) else timeout_s, key)

@@ -7,7 +7,7 @@ from contextlib import aclosing, contextmanager
 
 from rouse_common.errors import InvalidArgument, RouseError, Unimplemented
 from rouse_common.telemetry import current_trace_id
-from rouse_gateway.dispatch import Answer, Call, Dispatcher
+from rouse_gateway.dispatch import Answer, Call, Serves
 from rouse_gateway.oip.classification import classify
 from rouse_gateway.oip.regions import Regions
 from rouse_gateway.oip.requests import Caller, Place, Reply, Request
@@ -24,7 +24,7 @@ class Inferences:
         default_timeout_s: time for a request that sets none.
     """
 
-    def __init__(self, routes: Routes, dispatcher: Dispatcher, regions: Regions, default_timeout_s: float) -> None:
+    def __init__(self, routes: Routes, dispatcher: Serves, regions: Regions, default_timeout_s: float) -> None:
         self._routes = routes
         self._dispatcher = dispatcher
         self._regions = regions

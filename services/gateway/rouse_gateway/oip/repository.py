@@ -8,8 +8,10 @@ from typing import Any
 from rouse_common.clock import Clock
 from rouse_common.errors import Unimplemented
 from rouse_contracts import functions, inference
+from rouse_gateway.access.caller import current
+from rouse_gateway.access.view import check_owner
 from rouse_gateway.adapters.control import Scaler
-from rouse_gateway.dispatch import Dispatcher
+from rouse_gateway.dispatch import Serves
 from rouse_gateway.feed import RoutingFeed
 from rouse_gateway.state import Route, Routes, Version
 
@@ -23,7 +25,7 @@ ModelIndex = inference.RepositoryIndexResponse.ModelIndex
 class ModelRepository:
     """Answers for the models of the mesh, which has one repository."""
 
-    def __init__(self, routes: Routes, feed: RoutingFeed, dispatcher: Dispatcher, scaler: Scaler, clock: Clock) -> None:
+    def __init__(self, routes: Routes, feed: RoutingFeed, dispatcher: Serves, scaler: Scaler, clock: Clock) -> None:
         self._routes = routes
         self._feed = feed
         self._dispatcher = dispatcher
@@ -53,7 +55,9 @@ class ModelRepository:
         Raises NotFound, DeadlineExceeded, and what scaler answers."""
         _refuse(name, parameters, (UNLOAD_DEPENDENTS,))
         deadline = self._clock.monotonic() + timeout_s
-        before = self._routes.loaded_table().route(name).ready_instances
+        route = self._routes.loaded_table().route(name)
+        check_owner(current(), name, route.tenant)
+        before = route.ready_instances
         stopped = await self._scaler.sleep(name, timeout_s)
         if not stopped:
             return

@@ -17,11 +17,12 @@ from rouse_common.telemetry import current_trace_id
 from rouse_contracts import cluster, functions
 from rouse_contracts.wire import split
 from rouse_gateway import deploy, wire
+from rouse_gateway.access.caller import current
 from rouse_gateway.adapters import health
 from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
 from rouse_gateway.adapters.logs import Filter, Logs
 from rouse_gateway.adapters.traces import Traces
-from rouse_gateway.dispatch import Answer, Call, Dispatcher
+from rouse_gateway.dispatch import Answer, Call, Serves
 from rouse_gateway.feed import RoutingFeed
 from rouse_gateway.service import convert
 from rouse_gateway.service.raw import register_raw
@@ -72,7 +73,7 @@ class FunctionService(functions.FunctionServiceServicer):
         self,
         routes: Routes,
         feed: RoutingFeed,
-        dispatcher: Dispatcher,
+        dispatcher: Serves,
         neighbours: Neighbours,
         default_timeout_s: float,
         mesh_version: str,
@@ -108,6 +109,7 @@ class FunctionService(functions.FunctionServiceServicer):
         create = cluster.CreateVersionRequest(
             spec=spec, artefact_digest=artefact.digest, without_traffic=request.without_traffic,
             deployment_id=request.deployment_id or uuid.uuid4().hex, only_if_changed=request.only_if_changed,
+            tenant=current().tenant,
         )  # fmt: skip
         answer = await self._near.cluster.create_version(create, remaining_s(context, MANAGE_TIMEOUT_S))
         version, name, number = answer.version, spec.name, str(answer.version.version)
@@ -202,7 +204,14 @@ class FunctionService(functions.FunctionServiceServicer):
             ) from None
         timeout_s = remaining_s(context, self._default_timeout_s)
         answer = await self._dispatcher.infer(
-            Call(request.function, request.version, inputs, request.output_names, timeout_s)
+            Call(
+                request.function,
+                request.version,
+                inputs,
+                request.output_names,
+                timeout_s,
+                idempotency_key=request.request_id,
+            )
         )
         return _infer_response(answer, request.request_id)
 

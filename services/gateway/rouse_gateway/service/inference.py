@@ -15,6 +15,7 @@ from rouse_common.errors import InvalidArgument, Unimplemented
 from rouse_common.rpc import remaining_s
 from rouse_contracts import inference
 from rouse_gateway import protocol
+from rouse_gateway.access.caller import current
 from rouse_gateway.oip import models
 from rouse_gateway.oip.desk import Desk
 from rouse_gateway.oip.parameters import MAX_ID_LENGTH
@@ -240,7 +241,8 @@ def _caller(context: grpc.aio.ServicerContext) -> Caller:
         raise InvalidArgument(
             "BAD_PARAMETER", f"metadata {IDEMPOTENCY_HEADER}: want at most {MAX_ID_LENGTH} characters"
         )
-    return Caller(time_left_s=context.time_remaining(), idempotency_key=key)
+    tenant, weight = current().tenant, current().weight
+    return Caller(tenant, weight, context.time_remaining(), key)
 
 
 def _no_cuda(method: str) -> Unimplemented:
