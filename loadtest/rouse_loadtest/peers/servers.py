@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rouse_loadtest.peers.environments import python_of
 from rouse_loadtest.processes import free_port, serving
 from rouse_loadtest.targets import Target, infer_request, over_grpc, over_http
+from rouse_testkit.environments import python_of
 
 HERE = Path(__file__).parent
 PROTO = HERE.parents[2] / "proto"

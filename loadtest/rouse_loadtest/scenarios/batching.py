@@ -12,12 +12,12 @@ import numpy as np
 from rouse_loadtest import mesh, plot
 from rouse_loadtest.load import Samples, ratios
 from rouse_loadtest.peers import mlp
-from rouse_loadtest.peers.environments import NotInstalled
 from rouse_loadtest.peers.servers import PEERS, Job
 from rouse_loadtest.processes import NotStarted
 from rouse_loadtest.report import Measure, figure, table
 from rouse_loadtest.scenario import Run, Scenario
 from rouse_loadtest.targets import Target, infer_request, interleaved, over_grpc
+from rouse_testkit.environments import NotInstalled
 
 CLIENTS = (1, 16)
 ROUNDS, SECONDS = 7, 2.0

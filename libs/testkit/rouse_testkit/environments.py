@@ -1,4 +1,4 @@
-"""Environments of the peers: made once, kept in the user's cache folder, found again by what they hold."""
+"""Environments of other projects: made once, kept in the user's cache folder, found again by what they hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READY = "ready"
 
 
 class NotInstalled(Exception):
-    """A peer that cannot be had on this machine; the text says why."""
+    """A project that cannot be had on this machine; the text says why."""
 
 
 def cache_folder() -> Path:
