@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rouse_common import telemetry
-from rouse_common.errors import Unimplemented
+from rouse_common.errors import InvalidArgument, Unimplemented
 from rouse_common.observed import Observed
 from rouse_common.rpc import health
 from rouse_common.rpc.health import Health
@@ -112,22 +113,46 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         if handler is None or details.method.startswith(UNTRACED):
             return handler
         wrap = _stream_response if handler.response_streaming else _unary_response
-        behaviour = wrap(_behaviour(handler), details.method, self._guard)
+        behaviour = wrap(_behaviour(handler, details.method), details.method, self._guard)
         make = {
             (False, False): grpc.unary_unary_rpc_method_handler,
             (False, True): grpc.unary_stream_rpc_method_handler,
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
-        return make(behaviour, handler.request_deserializer, handler.response_serializer)
+        return make(behaviour, None, handler.response_serializer)
 
 
-def _behaviour(handler: Any) -> Callable[..., Any]:
-    return next(
+def _decoder(parse: Callable[[bytes], Any] | None, streaming: bool, method: str) -> Callable[[Any], Any]:
+    """What makes messages of what came: of bytes, or of an iterator over them."""
+    if parse is None:
+        return lambda request: request
+
+    def decode(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            raise InvalidArgument(
+                "MALFORMED_REQUEST", f"{method}: the request is no message of the contract: {error}", method=method
+            ) from None
+
+    async def decode_each(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield decode(data)
+
+    return decode_each if streaming else decode
+
+
+def _behaviour(handler: Any, method: str) -> Callable[..., Any]:
+    """The handler, given what came. It parses when it is called, within what is observed: so a message that is none
+    is answered by a typed error, and who may not call is refused before."""
+    behaviour = next(
         f
         for f in (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
         if f is not None
     )
+    decode = _decoder(handler.request_deserializer, handler.request_streaming, method)
+    return lambda request, context: behaviour(decode(request), context)
 
 
 class _Observed:

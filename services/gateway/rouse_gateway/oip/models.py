@@ -9,6 +9,7 @@ from rouse_gateway.state import Table, Version
 SERVER_NAME = "rouse"
 # Extensions of the protocol that have a name and work here.
 EXTENSIONS = (
+    "binary_tensor_data",
     "classification",
     "model_configuration",
     "model_repository",
