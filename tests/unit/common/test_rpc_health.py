@@ -73,12 +73,6 @@ async def test_a_watch_sees_every_state_and_ends_with_the_server(site: Site) -> 
             await anext(watch)
 
 
-async def test_the_list_has_every_service(site: Site) -> None:
-    await site.server.set_serving(True)
-    answer = await health_pb2_grpc.HealthStub(site.channel).List(health_pb2.HealthListRequest())
-    assert {name: state.status for name, state in answer.statuses.items()} == dict.fromkeys(("", NAME), State.SERVING)
-
-
 async def test_many_watch_one_service_and_one_that_leaves_disturbs_none(site: Site) -> None:
     leaving, *staying = [site.watch(NAME) for _ in range(5)]
     watches = [aiter(watch) for watch in staying]

@@ -1,4 +1,4 @@
-"""grpc.health.v1: Check, List and Watch. Every Watch ends with the server, after it has seen the last state."""
+"""grpc.health.v1: Check and Watch. Every Watch ends with the server, after it has seen the last state."""
 
 from __future__ import annotations
 
@@ -41,12 +41,6 @@ class Health(health_pb2_grpc.HealthServicer):
         if state is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service '{request.service[:80]}' here")
         return health_pb2.HealthCheckResponse(status=state)
-
-    async def List(
-        self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext
-    ) -> health_pb2.HealthListResponse:
-        states = {name: health_pb2.HealthCheckResponse(status=state) for name, state in self._states.items()}
-        return health_pb2.HealthListResponse(statuses=states)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
