@@ -81,7 +81,7 @@ def description(message: contract.GetFunctionResponse) -> types.Description:
         function=function(message.function),
         versions=tuple(version(v) for v in message.versions),
         instances=tuple(
-            types.Instance(i.instance_id, i.version_id, i.node_id, i.state, i.reason, _time(i, "since"))
+            types.Instance(i.instance_id, i.version_id, i.node_id, i.state, i.reason, _time(i, "since"), i.isolation)
             for i in message.instances
         ),
         residency=tuple(residency(r) for r in message.residency),

@@ -113,6 +113,8 @@ class Instance:
     state: str
     reason: str
     since: datetime | None
+    # What keeps its code apart from the machine, in words.
+    isolation: str = ""
 
 
 @dataclass(frozen=True)

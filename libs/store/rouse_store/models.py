@@ -281,6 +281,8 @@ class Instance(Base):
     since: Mapped[datetime]
     # When it first became READY; an instance that failed without it is a failed start.
     ready_at: Mapped[datetime | None]
+    # What keeps its code apart from the machine, in words; empty until it says so.
+    isolation: Mapped[str] = mapped_column(server_default=text("''"), default="")
 
     version: Mapped[Version] = relationship(lazy="raise")
 

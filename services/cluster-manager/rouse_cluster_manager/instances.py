@@ -24,6 +24,7 @@ from rouse_store.models import Instance
 from rouse_store.text import clean
 
 LOG = logging.getLogger(__name__)
+MAX_ISOLATION_CHARS = 1000
 # Values of a spec's secrets by environment variable: (unit, tenant, spec).
 Resolve: TypeAlias = Callable[[Unit, str, functions.FunctionSpec], dict[str, str]]
 RETRY_AFTER_S = 1.0
@@ -66,7 +67,7 @@ class Instances:
             lambda unit: _create(unit, clean(version_id), clean(reason), reports, self._resolve, now)
         )
 
-    async def report(self, instance_id: str, state: int, reason: str) -> None:
+    async def report(self, instance_id: str, state: int, reason: str, isolation: str = "") -> None:
         """What became of an instance. Raises NotFound INSTANCE_NOT_FOUND, InvalidArgument BAD_STATE."""
         try:
             report = REPORT_OF[InstanceState(cluster.InstanceState.Name(state).removeprefix("INSTANCE_STATE_"))]
@@ -80,6 +81,7 @@ class Instances:
             if row is None:
                 raise NotFound("INSTANCE_NOT_FOUND", f"there is no instance '{instance_id}'", instance=instance_id)
             advance(unit, row, report, reason, now)
+            row.isolation = clean(isolation[:MAX_ISOLATION_CHARS]) or row.isolation
 
         await self._database.run(work)
 

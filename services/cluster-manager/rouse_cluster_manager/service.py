@@ -101,7 +101,7 @@ class ClusterService(cluster.ClusterServiceServicer):
         self, request: cluster.ReportInstanceRequest, context: Context
     ) -> cluster.ReportInstanceResponse:
         self._gate.check()
-        await self._instances.report(request.instance_id, request.state, request.reason)
+        await self._instances.report(request.instance_id, request.state, request.reason, request.isolation)
         return cluster.ReportInstanceResponse()
 
     async def ListInstances(

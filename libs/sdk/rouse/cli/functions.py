@@ -134,6 +134,8 @@ def _tables(state: State, found: rouse.Description) -> None:
             )
         state.out.print()
         state.out.print(instances)
+        for words in dict.fromkeys(i.isolation for i in found.instances if i.isolation):
+            state.say(f"isolation {escape(words)}")
     if found.residency:
         residency = text.table("version", "!node", "!on", "!state", ">size", ">swap-ins", "why", title="residency")
         for r in found.residency:

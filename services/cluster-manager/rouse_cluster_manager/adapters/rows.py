@@ -85,6 +85,7 @@ def instance_message(row: models.Instance) -> cluster.Instance:
         reason=row.reason,
         created_at=timestamp(row.created_at),
         since=timestamp(row.since),
+        isolation=row.isolation,
     )
 
 

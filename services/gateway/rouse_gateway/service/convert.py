@@ -15,6 +15,7 @@ def instance_summary(instance: cluster.Instance) -> functions.InstanceSummary:
         node_id=instance.node_id,
         state=cluster.InstanceState.Name(instance.state).removeprefix("INSTANCE_STATE_"),
         reason=instance.reason,
+        isolation=instance.isolation,
         since=instance.since if instance.HasField("since") else None,
     )
 

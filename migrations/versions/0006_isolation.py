@@ -1,0 +1,21 @@
+"""Instances say what keeps them apart.
+
+Revision ID: 0006
+Revises: 0005
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("instances", sa.Column("isolation", sa.Text(), server_default=sa.text("''"), nullable=False))
+
+
+def downgrade() -> None:
+    op.drop_column("instances", "isolation")
