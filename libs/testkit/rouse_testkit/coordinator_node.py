@@ -29,15 +29,18 @@ SECRETS = {"ROUSE_SECRET": "s3cret", "DATABASE_URL": "postgresql://u:s3cret@db/x
 class Coordinator:
     """The process, its lines and stubs to it."""
 
-    def __init__(self, runtime_dir: Path, *flags: str) -> None:
+    def __init__(self, runtime_dir: Path, *flags: str, user: int = 0) -> None:
+        """Args: user: whom root runs it as; 0: itself."""
         self.runtime_dir, self._flags = runtime_dir, flags
+        self._become = (sys.executable, "-m", "rouse_testkit.as_user", str(user)) if user else ()
         self.lines: list[str] = []
         self._line = asyncio.Condition()
         self._channels = Channels(64 << 20)
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rouse_coordinator", *self._flags, "--runtime-dir", str(self.runtime_dir),
+            *self._become, sys.executable, "-m", "rouse_coordinator", *self._flags,
+            "--runtime-dir", str(self.runtime_dir),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **SECRETS, "ROUSE_PARENT_PID": str(os.getpid())},
         )  # fmt: skip

@@ -26,7 +26,7 @@ async def start(run_dir: Path) -> AsyncIterator[Callable[..., object]]:
     """Starts a node for the given functions; everything is stopped, and must be gone, at the end."""
     async with AsyncExitStack() as stack:
 
-        async def make(*staged: Staged, flags: tuple[str, ...] = ()) -> Node:
+        async def make(*staged: Staged, flags: tuple[str, ...] = (), user: int = 0) -> Node:
             gpu_server, node_router, cluster = GpuServerDouble(*staged), NodeRouterDouble(), ClusterDouble()
             for double in (gpu_server, node_router, cluster):
                 await double.start()
@@ -36,7 +36,7 @@ async def start(run_dir: Path) -> AsyncIterator[Callable[..., object]]:
                 "--gpu-server", gpu_server.address, "--node-router", node_router.address,
                 "--node-router-link", "127.0.0.1:7999", "--sync-s", "0.3",
                 # Functions of these tests write where the test looks, unless it is about what they may do.
-                *(() if "--isolation" in flags else ("--isolation", "off")), *flags,
+                *(() if "--isolation" in flags else ("--isolation", "off")), *flags, user=user,
             )  # fmt: skip
             await coordinator.start()
             stack.push_async_callback(coordinator.stop)

@@ -61,7 +61,7 @@ def view(granted: Iterable[str], folder: str, environ: Mapping[str, str]) -> Vie
 def outermost(paths: Iterable[str]) -> list[str]:
     """The paths that lie below no other of them, in order."""
     found: list[str] = []
-    for path in sorted(set(paths)):
+    for path in sorted(set(paths), key=lambda path: path.split("/")):
         if not found or not path.startswith(found[-1] + "/"):
             found.append(path)
     return found
