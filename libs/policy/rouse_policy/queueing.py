@@ -11,6 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+# A pause between two executions counts as so many of the usual ones at most; shorter than this none is too long.
+LONGEST = 4.0
+SHORTEST_S = 0.001
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -179,11 +183,15 @@ def admit(load: Load, throughput: Throughput, settings: Settings) -> Admission:
 
 def learn(throughput: Throughput, served: int, others: bool, settings: Settings, now: float) -> Throughput:
     """The throughput after `served` requests were served together at `now`; `others`: whether more of their
-    version are here."""
+    version are here. One long pause, as for a swap, does not make a rate: an interval counts as four of the
+    known ones at most."""
     interval = throughput.interval_s
     if throughput.finished_at is not None:
         latest = (now - throughput.finished_at) / max(served, 1)
-        interval = latest if interval is None else interval + settings.smoothing * (latest - interval)
+        if interval is None:
+            interval = latest
+        else:
+            interval += settings.smoothing * (min(latest, max(LONGEST * interval, SHORTEST_S)) - interval)
     return Throughput(now if others else None, interval)
 
 

@@ -2,10 +2,14 @@
 
 The cost of a node is what stands before a request, counted in waiting requests: those of the node, and
 the swap that the weights still need. The node with the lowest cost is taken, and equal nodes in turn.
+
+Requests of a sequence belong together: they go to the node that the sequence's name and the node's make the
+highest hash with (rendezvous hashing; Thaler and Ravishankar 1998), so that every gateway finds the same one.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,11 +37,13 @@ class Snapshot:
         candidates: nodes with a READY instance of the version.
         in_flight: requests that this gateway has sent to each node and that are not answered yet.
         excluded: nodes that have just turned this very request away.
+    sequence: requests of the same name go to the same node; empty: none.
     """
 
     candidates: tuple[Candidate, ...]
     in_flight: Mapping[str, int] = field(default_factory=dict)
     excluded: frozenset[str] = frozenset()
+    sequence: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,11 @@ def waiting(candidate: Candidate, snapshot: Snapshot) -> int:
 
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
     """Names the node for one request. `now` does not matter to it."""
+    if snapshot.sequence:
+        left = [c.node_id for c in snapshot.candidates if c.node_id not in snapshot.excluded]
+        if left:
+            home = max(left, key=lambda node_id: (_affinity(snapshot.sequence, node_id), node_id))
+            return Decision(home, f"{home} of {len(left)} nodes: the one of its sequence"), state
     best: Candidate | None = None
     best_cost = 0.0
     considered = 0
@@ -106,3 +117,7 @@ def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> 
         f"{waiting(best, snapshot)} waiting, cost {best_cost:g}"
     )
     return Decision(best.node_id, reason), State(state.turn + 1)
+
+
+def _affinity(sequence: str, node_id: str) -> bytes:
+    return hashlib.blake2b(f"{node_id}\0{sequence}".encode(), digest_size=8).digest()

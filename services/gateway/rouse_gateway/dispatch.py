@@ -92,6 +92,7 @@ class _Trip:
     rows: int
     started: float
     deadline: float
+    sequence: str = ""
     held_s: float = 0.0
     attempts: int = 0
     pause_s: float = FIRST_PAUSE_S
@@ -208,15 +209,16 @@ class Dispatcher:
     async def _begin(self, call: Call, started: float) -> _Trip:
         """Checks an inference and counts its arrival."""
         request_id = os.urandom(16).hex()
-        # Without an id of the client's no request is a repetition of another.
-        key = call.idempotency_key or request_id
+        sequence = call.options.sequence.id if call.options is not None else ""
+        # Without an id of the client's no request is a repetition of another; a sequence stays with its version.
+        key = sequence or call.idempotency_key or request_id
         version = self._routes.loaded_table().chosen(call.function, call.number, key)
         await check_request(version, call.inputs, call.output_names)
         rows = count_rows(version, call.inputs)
         self._count_arrival(version.function)
         if not version.active:
             self._count_arrival(f"{version.function}{VERSION_MARK}{version.version_id}")
-        return _Trip(version, request_id, rows, started, started + call.timeout_s)
+        return _Trip(version, request_id, rows, started, started + call.timeout_s, sequence)
 
     def _next_timeout_s(self, trip: _Trip) -> float:
         """Seconds that the next attempt has; counts it."""
@@ -230,7 +232,10 @@ class Dispatcher:
             table = self._routes.table
             version = self._current(trip)
             snapshot = routing.Snapshot(
-                version.candidates, self._nodes.in_flight(version.candidates, table.addresses), frozenset(trip.excluded)
+                version.candidates,
+                self._nodes.in_flight(version.candidates, table.addresses),
+                frozenset(trip.excluded),
+                trip.sequence,
             )
             now = self._clock.monotonic()
             choice, self._routing = routing.decide(snapshot, self._routing, self._routing_settings, now)

@@ -16,6 +16,7 @@ from rouse_common.link import Links, LinkServer
 from rouse_common.rpc import Channels, RpcServer
 from rouse_common.tasks import periodically
 from rouse_contracts import node as contract
+from rouse_node_router import metrics
 from rouse_node_router.adapters.devices import Devices
 from rouse_node_router.adapters.executors import Executors
 from rouse_node_router.adapters.usage import Usage
@@ -54,7 +55,9 @@ class NodeRouter:
         channels = Channels(self._max_bytes, tls)
         links = Links(self._max_bytes, tls.client_context() if tls is not None else None)
         windows = Windows.connect(config.redis, clock)
-        queues = Queues(settings, clock, max_batch_bytes=self._max_bytes - MESSAGE_HEAD_BYTES)
+        queues = Queues(
+            settings, clock, self._max_bytes - MESSAGE_HEAD_BYTES, lambda why: metrics.SHED.labels(why).inc()
+        )
         sequences = Sequences(config.sequence_idle_s, clock)
         collector = QueueCollector(queues.rows)
         REGISTRY.register(collector)

@@ -16,7 +16,7 @@ from rouse_common import telemetry
 from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, RouseError, Unavailable
 from rouse_contracts import node
-from rouse_node_router import batches
+from rouse_node_router import batches, metrics
 from rouse_node_router.adapters.devices import Devices, Lease
 from rouse_node_router.adapters.executors import Executed, Executors, NotExecuted
 from rouse_node_router.answers import expired, no_instance, unanswered
@@ -27,9 +27,9 @@ from rouse_node_router.versions import VersionQueue
 
 LOG = logging.getLogger(__name__)
 
-# A lease may be kept for so much longer than the requests that were here when it was asked for have time:
-# requests that come meanwhile are executed under it too.
-HOLD_S = 60.0
+# Requests that come while a lease is asked for are executed under it too, so it may be kept for as long again as
+# those have time that were here when it was asked for; so much longer at most.
+MAX_HOLD_S = 60.0
 # Refusals of gpu-server after which another try on this node would end the same way.
 NOT_HERE = ("NO_EXECUTOR", "GPU_SERVER_AWAY", "NODE_STOPPING")
 # What a batch fails with as a whole though only one of its members may be at fault.
@@ -164,7 +164,7 @@ class Carriers:
         request, timeout_s = ticket.request, ticket.deadline - self._clock.monotonic()
         try:
             lease = await self._devices.acquire(
-                request.version_id, request.request_id, timeout_s, timeout_s + HOLD_S, ticket.instance_id
+                request.version_id, request.request_id, timeout_s, timeout_s, ticket.instance_id
             )
         except RouseError as error:
             if error.reason == "INSTANCE_GONE":
@@ -188,6 +188,9 @@ class Carriers:
 
     def count(self, queue: VersionQueue, requests: int, rows: int, executed: Executed) -> None:
         """Learns from an execution that succeeded."""
+        if queue.settings.max_rows > 1:
+            metrics.BATCH_ROWS.observe(rows)
+            metrics.BATCH_REQUESTS.observe(requests)
         queue.statistics.executed(rows, Compute(executed.input_ms, executed.device_ms, executed.output_ms))
         seconds = (executed.input_ms + executed.device_ms + executed.output_ms) / 1000
         self._queues.executed(queue, requests, rows, seconds)
@@ -213,9 +216,10 @@ class Carriers:
         task = asyncio.current_task()
         assert task is not None
         timeout_s = max(0.0, queue.latest - self._clock.monotonic())
-        until = self._clock.monotonic() + timeout_s + HOLD_S
+        hold_s = timeout_s + min(timeout_s, MAX_HOLD_S)
+        until = self._clock.monotonic() + hold_s
         try:
-            lease = await self._devices.acquire(queue.version_id, request_id, timeout_s, timeout_s + HOLD_S)
+            lease = await self._devices.acquire(queue.version_id, request_id, timeout_s, hold_s)
         except RouseError as error:
             self._no_device(queue, task, error)
             return

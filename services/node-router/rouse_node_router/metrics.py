@@ -22,6 +22,15 @@ LOADING_QUEUE_DELAY = Histogram(
     "The same of requests whose model had to be swapped in.",
     buckets=LATENCY_BUCKETS_S,
 )
+BATCH_ROWS = Histogram(
+    "rouse_batch_rows", "Rows of executions of batchable functions.", buckets=[2**power for power in range(11)]
+)
+BATCH_REQUESTS = Histogram(
+    "rouse_batch_requests",
+    "Requests that were executed together, of batchable functions.",
+    buckets=[2**power for power in range(9)],
+)
+SHED = Counter("rouse_requests_shed_total", "Requests refused because of overload.", ["reason"])
 RETRIES = Counter("rouse_request_retries_total", "Executions tried again because nothing had run.", ["reason"])
 USAGE_DROPPED = Counter("rouse_usage_dropped_total", "Usage records lost because the buffer was full.")
 RELEASES_DROPPED = Counter("rouse_releases_dropped_total", "Leases left to expire because gpu-server was away.")

@@ -35,10 +35,18 @@ class Queues:
 
     Args:
         max_batch_bytes: inputs of a batch at most, together.
+        shed: told why a request is refused.
     """
 
-    def __init__(self, settings: queueing.Settings, clock: Clock, max_batch_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        settings: queueing.Settings,
+        clock: Clock,
+        max_batch_bytes: int = 64 << 20,
+        shed: Callable[[str], object] = lambda reason: None,
+    ) -> None:
         self._settings, self._clock, self._max_batch_bytes = settings, clock, max_batch_bytes
+        self._shed = shed
         self._state = queueing.State()
         self._versions: dict[str, VersionQueue] = {}
         # Those that had no request for a while: what they counted and learnt is kept.
@@ -87,17 +95,18 @@ class Queues:
         """A device is there, until the given time: the requests that are executed on it now, and why these. Where
         nobody needs it any more there are none, and it is to be given back."""
         self._end_ask(queue, ask)
-        now = self._clock.monotonic()
-        candidates = self._candidates(queue, until)
-        snapshot = batching.Snapshot([ticket.waiting for ticket in candidates], granted=True)
-        decision, queue.profile = batching.decide(snapshot, queue.profile, queue.settings, now)
-        members = [candidates[position] for position in decision.members]
+        members, reason = self._candidates(queue, until), "executed one by one"
+        if queue.settings.max_rows > 1:
+            snapshot = batching.Snapshot([ticket.waiting for ticket in members], granted=True)
+            now = self._clock.monotonic()
+            decision, queue.profile = batching.decide(snapshot, queue.profile, queue.settings, now)
+            members, reason = [members[position] for position in decision.members], decision.reason
         for ticket in members:
             queue.lanes.charge(ticket)
             self._move(ticket, Phase.EXECUTING)
         self._take_back_asks(queue)
         self._dispatch()
-        return members, decision.reason
+        return members, reason
 
     def no_device(
         self, queue: VersionQueue, ask: Ask, told: Callable[[Ticket], Exception | None], *, all_: bool
@@ -214,11 +223,13 @@ class Queues:
     def _admit(self, ticket: Ticket, capacity: int, now: float) -> None:
         """Lets a request in, in another one's place where it must be. Raises ResourceExhausted."""
         queue, request = ticket.queue, ticket.request
-        if queue.idle:
+        waiting = len(queue.lanes) + queue.apart
+        if not waiting:
+            # Nothing is before it, and no queue is shorter than one.
             return
         holdings = queue.lanes.holdings()
         load = Load(
-            waiting=len(queue.lanes) + queue.apart,
+            waiting=waiting,
             executing=queue.executing,
             capacity=capacity,
             ahead=fairness.ahead(holdings, ticket.tenant, ticket.weight) if holdings else 0.0,
@@ -232,10 +243,13 @@ class Queues:
             gives_way = fairness.displace(holdings, ticket.tenant, ticket.weight, capacity)
             if gives_way.tenant is not None:
                 victim = queue.lanes.last(gives_way.tenant)
+                self._shed("DISPLACED")
                 self.tell(victim, displaced(victim.request, gives_way.reason, admission))
                 return
         queue.ended[Outcome.REFUSED] += 1
-        raise refused(request, admission)
+        error = refused(request, admission)
+        self._shed(error.reason)
+        raise error
 
     def _join(self, ticket: Ticket) -> None:
         queue = ticket.queue

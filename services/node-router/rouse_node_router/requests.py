@@ -142,6 +142,9 @@ class Requests:
                 return await self._alone(ticket, Use(grant.lease), served, send)
             except NotExecuted as refused:
                 served.sent = False
+                if sequence is not None:
+                    # Its first request may yet be executed by another one.
+                    sequence.instance_id = ticket.instance_id
                 self._queues.unexecuted(ticket)
                 metrics.RETRIES.labels(refused.reason).inc()
                 if attempt == TRIES:
@@ -153,7 +156,7 @@ class Requests:
                 await asyncio.sleep(min(RETRY_PAUSE_S * attempt, self._left(ticket)))
                 self._queues.again(ticket)
             except Unavailable as error:
-                if sequence is None or error.reason not in INSTANCE_GONE:
+                if sequence is None or not sequence.instance_id or error.reason not in INSTANCE_GONE:
                     raise
                 sequence.lost = True
                 if served.sent:

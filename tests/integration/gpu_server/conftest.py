@@ -112,6 +112,7 @@ class Node:
         owner: str = "router",
         incarnation: str = "1",
         acquire_id: str = "",
+        **fields: Any,
     ) -> contract.AcquireResponse:
         request = contract.AcquireRequest(
             version_id=model.version.version_id,
@@ -119,6 +120,7 @@ class Node:
             owner=owner,
             incarnation=incarnation,
             acquire_id=acquire_id,
+            **fields,
         )
         return await ask(self.links, self.link, ACQUIRE, request, contract.AcquireResponse, timeout_s)
 

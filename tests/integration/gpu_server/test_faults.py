@@ -136,6 +136,42 @@ async def test_a_lease_expires_with_its_request(node: Node) -> None:
     await node.use(model)
 
 
+async def test_a_lease_may_be_kept_for_longer_than_it_was_waited_for(node: Node) -> None:
+    await node.start(lease_margin_s=0.1, device=("host:d0=1MiB", "host:d1=1MiB"))
+    kept, expires = make_model("a", [600 * KIB]), make_model("b", [600 * KIB])
+    for model in (kept, expires):
+        await node.deploy(model)
+    lease = await node.acquire(kept, timeout_s=0.4, hold_s=30)
+    await node.acquire(expires, timeout_s=0.4)
+    # The younger one has ended by itself: the older one would have too.
+    await node.until(lambda view: sum(bool(d.executing) for d in view.devices) == 1)
+    await node.execute(lease)
+    await node.release(lease)
+
+
+async def test_who_wants_one_instance_waits_for_it_alone_and_hears_when_it_is_gone(node: Node) -> None:
+    await node.start(device=("host:d0=1MiB", "host:d1=1MiB"))
+    model = make_model("a", [100 * KIB])
+    await node.deploy(model, instances=2)
+    first = await node.acquire(model)
+    bound = asyncio.create_task(node.acquire(model, instance_id=first.instance_id))
+    await node.has_waiting(1)
+    other = await node.acquire(model)
+    assert other.instance_id != first.instance_id
+    await node.release(other)
+    await node.release(first)
+    assert (await bound).instance_id == first.instance_id
+    waits = asyncio.create_task(node.acquire(model, instance_id=first.instance_id))
+    await node.has_waiting(1)
+    del node.executors[first.instance_id]
+    await node.sync()
+    for asked in (waits, asyncio.create_task(node.acquire(model, instance_id=first.instance_id))):
+        with pytest.raises(Unavailable) as gone:
+            await asked
+        assert gone.value.reason == "INSTANCE_GONE"
+    await node.use(model)
+
+
 async def test_a_router_that_restarted_gives_back_the_leases_of_its_earlier_life(node: Node) -> None:
     await node.start(device=("host:d0=1MiB", "host:d1=1MiB", "host:d2=1MiB"))
     models = [make_model(name, [600 * KIB]) for name in "abc"]

@@ -123,6 +123,15 @@ def test_throughput_is_measured_only_while_others_wait() -> None:
     assert throughput.interval_s == pytest.approx(0.5 + SETTINGS.smoothing * 0.5)
 
 
+def test_a_swap_is_not_taken_for_the_rate() -> None:
+    usual = Throughput(10.0, 0.01)
+    after_a_swap = learn(usual, 1, others=True, settings=SETTINGS, now=15.0)
+    assert after_a_swap.interval_s == pytest.approx(0.01 + SETTINGS.smoothing * 0.03)
+    for number in range(40):
+        after_a_swap = learn(after_a_swap, 1, others=True, settings=SETTINGS, now=16.0 + number)
+    assert after_a_swap.interval_s == pytest.approx(1.0, rel=0.1)
+
+
 def test_a_batch_serves_all_its_members_at_once() -> None:
     throughput = learn(Throughput(finished_at=10.0), 8, others=True, settings=SETTINGS, now=12.0)
     assert throughput == Throughput(12.0, 0.25)

@@ -96,6 +96,27 @@ def test_what_this_gateway_has_under_way_counts_where_the_report_is_old() -> Non
     assert choose(*nodes, in_flight={"a": 5}).node_id == "b"
 
 
+@given(snapshots, st.text(min_size=1, max_size=5), states)
+def test_requests_of_a_sequence_find_the_same_node_whatever_else_changes(
+    snapshot: Snapshot, sequence: str, state: State
+) -> None:
+    left = [c for c in snapshot.candidates if c.node_id not in snapshot.excluded]
+    decision, after = decide(replace(snapshot, sequence=sequence), state, DEFAULTS, 0.0)
+    assert after == state
+    assert (decision.node_id is None) == (not left)
+    idle = tuple(Candidate(c.node_id, "HOST", 0) for c in reversed(left))
+    assert choose(*idle, sequence=sequence).node_id == decision.node_id
+    # Where another node goes away it stays where it is.
+    stays = tuple(c for c in idle if c.node_id == decision.node_id or c.node_id < "n20")
+    assert choose(*stays, sequence=sequence).node_id == decision.node_id
+
+
+def test_sequences_are_spread_over_the_nodes() -> None:
+    nodes = [Candidate(f"n{number}", "HOST", 0) for number in range(4)]
+    taken = {choose(*nodes, sequence=str(number)).node_id for number in range(100)}
+    assert len(taken) == 4
+
+
 def test_the_reason_says_what_was_weighed() -> None:
     decision = choose(Candidate("a", "HOST", 2), Candidate("b", "DISK", 0))
     assert decision.reason == "a of 2 nodes: weights HOST, 2 waiting, cost 6"

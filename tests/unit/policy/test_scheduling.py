@@ -130,6 +130,15 @@ def test_who_has_no_free_executor_waits_and_loads_nothing() -> None:
     assert decided(snapshot([device()], [waiter(1)], [], [])).loads == ()
 
 
+def test_who_wants_one_instance_gets_no_other_one_and_holds_nobody_up() -> None:
+    bound = replace(waiter(1), instance="i2")
+    runs = [Executor("i1", "a"), Executor("i2", "a")]
+    view = snapshot([device("d0"), device("d1")], [bound, waiter(2)], [resting("a", "d0")], runs)
+    assert places(decided(view)) == [(1, "d0", "i2")]
+    busy = snapshot([device("d0")], [bound, waiter(2)], [resting("a", "d0")], runs[:1])
+    assert places(decided(busy)) == [(2, "d0", "i1")]
+
+
 def test_without_weights_no_device_is_taken() -> None:
     view = snapshot([device(busy=True)], [waiter(1)], a=Model("a", 0, 0))
     assert places(decided(view)) == [(1, HOST, "i-a")]
