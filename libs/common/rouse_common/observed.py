@@ -51,7 +51,7 @@ class Observed:
     def __init__(self, system: str, method: str, parent: Context) -> None:
         self._path = method
         self._method = _method(system, method)
-        self._span = telemetry.TRACER.start_span(self._method.name, parent, SpanKind.SERVER, self._method.attributes)
+        self._span = telemetry.start(self._method.name, SpanKind.SERVER, parent, self._method.attributes)
         # Never detached: each call has a task, and with it a context, of its own; and the generator of a
         # stream whose reader left is closed in another one.
         otel_context.attach(trace.set_span_in_context(self._span, parent))
@@ -68,10 +68,11 @@ class Observed:
         typed = None if error is None or isinstance(error, ENDED_BY_CALLER) or code is not None else self._typed(error)
         if code is None:
             code = grpc.StatusCode.OK if error is None else typed.code if typed else grpc.StatusCode.CANCELLED
-        self._span.set_attribute("rpc.grpc.status_code", code.value[0])
-        if error is not None:
-            telemetry.fail(self._span, error)
-        self._span.end()
+        if self._span.is_recording():
+            self._span.set_attribute("rpc.grpc.status_code", code.value[0])
+            if error is not None:
+                telemetry.fail(self._span, error)
+            self._span.end()
         self._method.in_flight.dec()
         self._method.latency.observe(time.perf_counter() - self._started)
         self._method.answered[code].inc()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanKind, TraceState
@@ -31,12 +33,15 @@ class SamplingSettings:
 class RequestSampler(Sampler):
     """Samples server spans of `names` by the settings, which may change at any time, and all else by its parent."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._otherwise = ParentBased(ALWAYS_ON)
         self._settings = SamplingSettings()
         self._names: frozenset[str] = frozenset()
         self._seen = 0
         self._left = UNLIMITED
+        self._per_s = 0.0
+        self._saved, self._saved_at = 0.0, 0.0
 
     @property
     def settings(self) -> SamplingSettings:
@@ -47,6 +52,11 @@ class RequestSampler(Sampler):
         """Takes settings into use, for server spans of these names."""
         self._settings, self._names = settings, names
         self._seen, self._left = 0, settings.count
+
+    def limit(self, per_s: float) -> None:
+        """From now on so many requests a second are sampled at most, 0: any number; a second's worth is saved up.
+        Those whose callers trace them themselves are not counted."""
+        self._per_s, self._saved, self._saved_at = per_s, max(1.0, per_s), self._now()
 
     def should_sample(
         self,
@@ -60,17 +70,29 @@ class RequestSampler(Sampler):
     ) -> SamplingResult:
         chosen: Sampler = self._otherwise
         if kind is SpanKind.SERVER and name in self._names:
-            chosen = self._otherwise if self._takes() else ALWAYS_OFF
+            asked = trace.get_current_span(parent_context).get_span_context().is_valid
+            chosen = self._otherwise if self._takes(asked) else ALWAYS_OFF
         return chosen.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
-    def _takes(self) -> bool:
+    def _takes(self, asked: bool) -> bool:
         if not self._settings.on or not self._left:
             return False
         self._seen += 1
-        if self._seen % self._settings.rate:
+        if self._seen % self._settings.rate or not (asked or self._affords()):
             return False
         if self._left > 0:
             self._left -= 1
+        return True
+
+    def _affords(self) -> bool:
+        if not self._per_s:
+            return True
+        now = self._now()
+        self._saved = min(max(1.0, self._per_s), self._saved + (now - self._saved_at) * self._per_s)
+        self._saved_at = now
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
         return True
 
     def get_description(self) -> str:

@@ -10,8 +10,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opentelemetry import context as otel_context
@@ -19,7 +18,15 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from rouse_common import sampling
@@ -27,7 +34,9 @@ from rouse_common import sampling
 LOG = logging.getLogger(__name__)
 TRACER = trace.get_tracer("rouse")
 PROPAGATOR = TraceContextTextMapPropagator()
-TRACEPARENT = "traceparent"
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+# Version, trace id, span id and flags in hex, with dashes between.
+TRACEPARENT_CHARS = 2 + 1 + 32 + 1 + 16 + 1 + 2
 
 # Two files a process at most: when the first is full it replaces the second.
 TRACE_FILE_BYTES = 8 << 20
@@ -119,23 +128,50 @@ def configure(
     return provider
 
 
-@contextmanager
-def span(
-    name: str,
-    kind: SpanKind = SpanKind.INTERNAL,
-    parent: otel_context.Context | None = None,
-    **attributes: str | int | float | bool,
-) -> Iterator[Span]:
+class span:  # noqa: N801 - it reads as the function that it stands for
     """A span around a block, child of the current one or of what `parent` holds; an exception marks it failed
-    and goes on."""
-    with TRACER.start_as_current_span(
-        name, parent, kind, attributes, record_exception=False, set_status_on_exception=False
-    ) as current:
-        try:
-            yield current
-        except BaseException as error:
-            fail(current, error)
-            raise
+    and goes on. Within a trace that is not sampled it is the span around it, and costs next to nothing."""
+
+    __slots__ = ("_made", "_span", "_token")
+
+    def __init__(
+        self,
+        name: str,
+        kind: SpanKind = SpanKind.INTERNAL,
+        parent: otel_context.Context | None = None,
+        **attributes: str | int | float | bool,
+    ) -> None:
+        self._span = trace.get_current_span(parent)
+        self._made = parent is not None or _begins(self._span.get_span_context())
+        if self._made:
+            self._span = start(name, kind, parent, attributes)
+
+    def __enter__(self) -> Span:
+        if self._made:
+            self._token = otel_context.attach(trace.set_span_in_context(self._span))
+        return self._span
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        if self._made:
+            otel_context.detach(self._token)
+            if error is not None:
+                fail(self._span, error)
+            self._span.end()
+
+
+def start(
+    name: str, kind: SpanKind, parent: otel_context.Context | None, attributes: Mapping[str, str | int | float | bool]
+) -> Span:
+    """A span that the caller ends; in a trace that is not sampled, one that only carries the trace on."""
+    around = trace.get_current_span(parent)
+    if _begins(around.get_span_context()):
+        return TRACER.start_span(name, parent, kind, attributes)
+    return around
+
+
+def _begins(around: SpanContext) -> bool:
+    """Whether a span is to be made there: the trace is sampled, or there is none yet."""
+    return not around.is_valid or bool(around.trace_flags & TraceFlags.SAMPLED)
 
 
 def fail(current: Span, error: BaseException) -> None:
@@ -166,4 +202,24 @@ def traceparent() -> str:
 
 def extract(metadata: Mapping[str, str]) -> otel_context.Context:
     """The context that a call's metadata carries."""
-    return PROPAGATOR.extract(dict(metadata))
+    carried = metadata.get(TRACEPARENT)
+    if carried is None:
+        return otel_context.Context()
+    if TRACESTATE in metadata:
+        return PROPAGATOR.extract({TRACEPARENT: carried, TRACESTATE: metadata[TRACESTATE]})
+    return from_traceparent(carried)
+
+
+def from_traceparent(value: str) -> otel_context.Context:
+    """The context of a W3C traceparent; an empty one where that is none."""
+    parts = value.split("-", 3) if len(value) == TRACEPARENT_CHARS else ()
+    if len(parts) != 4 or parts[0] != "00":
+        # Of a later version, or nothing of the kind.
+        return PROPAGATOR.extract({TRACEPARENT: value}) if value else otel_context.Context()
+    try:
+        context = SpanContext(
+            int(parts[1], 16), int(parts[2], 16), is_remote=True, trace_flags=TraceFlags(int(parts[3], 16))
+        )
+    except ValueError:
+        return otel_context.Context()
+    return trace.set_span_in_context(NonRecordingSpan(context), otel_context.Context())

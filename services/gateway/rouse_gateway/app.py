@@ -119,6 +119,7 @@ class GatewayApp:
             TraceSettings(sampling.REQUESTS),
             logs,
         )
+        sampling.REQUESTS.limit(config.traces_per_s)
         mesh_version = version("rouse-gateway")
         rest = self._rest(make_router(seen, desk, mesh_version), entrance.guard)
         neighbours = Neighbours(

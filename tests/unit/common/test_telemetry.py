@@ -62,7 +62,30 @@ def test_a_trace_travels_in_metadata(folder: Path) -> None:
     assert inject() == []
 
 
-@pytest.mark.parametrize("value", ["", "00-zz-zz-00", "x" * 5000])
+def test_in_a_trace_that_is_not_sampled_nothing_is_made(folder: Path) -> None:
+    carried = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    with span("here", parent=telemetry.from_traceparent(carried)) as outer, span("there") as inner:
+        assert not inner.is_recording()
+        assert inner is outer
+        assert telemetry.current_trace_id() in carried
+        assert telemetry.traceparent() == carried
+    assert rows(folder) == []
+
+
+def test_a_trace_that_is_sampled_is_carried_on(folder: Path) -> None:
+    carried = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for metadata in ({telemetry.TRACEPARENT: carried}, {telemetry.TRACEPARENT: carried, "tracestate": "a=b"}):
+        with span("here", parent=extract(metadata)), span("there"):
+            assert telemetry.traceparent().endswith("-01")
+    there, here = rows(folder)[:2]
+    assert here["parent_span_id"] == "b7ad6b7169203331"
+    assert there["parent_span_id"] == here["span_id"]
+    assert {row["trace_id"] for row in rows(folder)} == {"0af7651916cd43dd8448eb211c80319c"}
+
+
+@pytest.mark.parametrize(
+    "value", ["", "00-zz-zz-00", "x" * 5000, "00-" + "z" * 32 + "-" + "0" * 16 + "-01", "00" + "-" * 53]
+)
 def test_metadata_that_is_no_trace_begins_a_new_one(value: str) -> None:
     assert not trace.get_current_span(extract({telemetry.TRACEPARENT: value})).get_span_context().is_valid
 

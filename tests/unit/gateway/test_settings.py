@@ -9,9 +9,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
+from rouse_common import telemetry
 from rouse_common.errors import InvalidArgument, RouseError, Unimplemented
 from rouse_common.sampling import RequestSampler
 from rouse_gateway.oip.settings import LogSettings, TraceSettings
+from rouse_testkit.clock import ManualClock
 
 DEFAULTS = {
     "trace_level": ["TIMESTAMPS"],
@@ -51,6 +53,21 @@ def test_settings_change_which_requests_are_traced() -> None:
     assert settings.read()["trace_count"] == ["0"]
     assert settings.update("", {"trace_level": [], "trace_rate": [], "trace_count": []}) == DEFAULTS
     assert traced(sampler, 10) == 10
+
+
+def test_no_more_are_traced_a_second_than_allowed_but_for_those_that_callers_trace() -> None:
+    clock = ManualClock()
+    sampler = RequestSampler(clock.monotonic)
+    TraceSettings(sampler)
+    sampler.limit(5.0)
+    assert traced(sampler, 20) == 5
+    clock.advance(0.5)
+    assert traced(sampler, 20) == 2
+    clock.advance(60.0)
+    assert traced(sampler, 20) == 5
+    parent = telemetry.from_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    tracer = TracerProvider(sampler).get_tracer("test")
+    assert tracer.start_span("ModelInfer", parent, SpanKind.SERVER).is_recording()
 
 
 BAD_TRACE: list[tuple[str, dict[str, list[str]], type[RouseError]]] = [

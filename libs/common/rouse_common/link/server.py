@@ -210,7 +210,7 @@ class LinkServer:
     ) -> None:
         method, streaming, serve = handler
         call = frame.call
-        observed = Observed("link", method, telemetry.extract({telemetry.TRACEPARENT: traceparent}))
+        observed = Observed("link", method, telemetry.from_traceparent(traceparent))
         timer = self._loop.call_at(served.deadline, served._expire)
         error: BaseException | None = None
         try:

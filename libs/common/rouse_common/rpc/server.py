@@ -103,12 +103,17 @@ class _Interceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, guard: Guard | None) -> None:
         self._guard = guard
+        # By method; of those that are served.
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
+        known = self._handlers.get(details.method)
+        if known is not None:
+            return known
         handler = await continuation(details)
         if handler is None or details.method.startswith(UNTRACED):
             return handler
@@ -120,7 +125,9 @@ class _Interceptor(grpc.aio.ServerInterceptor):
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
-        return make(behaviour, None, handler.response_serializer)
+        made = make(behaviour, None, handler.response_serializer)
+        self._handlers[details.method] = made
+        return made
 
 
 def _decoder(parse: Callable[[bytes], Any] | None, streaming: bool, method: str) -> Callable[[Any], Any]:
@@ -160,7 +167,6 @@ class _Observed:
 
     def __init__(self, method: str, context: grpc.aio.ServicerContext) -> None:
         self._method, self._context = method, context
-        self._method = method
         self._metadata = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         self._observed = Observed("grpc", method, telemetry.extract(self._metadata))
 
@@ -173,6 +179,9 @@ class _Observed:
             guard(self._method, self._metadata, self._context.peer())
 
     async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            self._observed.end(None)
+            return
         if isinstance(error, NotImplementedError) and self._context.code() is grpc.StatusCode.UNIMPLEMENTED:
             # What generated code does for a method that a servicer does not have.
             error = Unimplemented("NOT_SERVED", f"{self._method} is not served here by gRPC", method=self._method)

@@ -134,7 +134,7 @@ class _Exchange:
         carried = {} if traceparent is None else {telemetry.TRACEPARENT: traceparent.decode("latin-1")}
         parent = telemetry.extract(carried)
         attributes = {"http.request.method": self.method, "http.route": route.template}
-        self._span = telemetry.TRACER.start_span(route.span, parent, SpanKind.SERVER, attributes)
+        self._span = telemetry.start(route.span, SpanKind.SERVER, parent, attributes)
         # Never detached: each request has a task, and with it a context, of its own.
         otel_context.attach(trace.set_span_in_context(self._span, parent))
         self._trace_id = telemetry.current_trace_id()

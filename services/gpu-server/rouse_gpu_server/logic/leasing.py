@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from rouse_common.clock import Clock
@@ -228,6 +229,8 @@ def too_large(pool: Pool, model: Model) -> FailedPrecondition:
 
 def _spans(waiter: Waiter, swaps: list[Swap], ended: float, error: BaseException | None, lease: Lease | None) -> None:
     """`wait` and `swap`, one after the other: a swap that several requests waited for shows in each trace."""
+    if not trace.get_current_span().is_recording():
+        return
     at = waiter.arrived_at
     for swap in swaps:
         started = max(at, swap.started)
