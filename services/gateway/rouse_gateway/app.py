@@ -15,6 +15,7 @@ from rouse_common.errors import RouseError
 from rouse_common.link import Links
 from rouse_common.rpc import Channels, RpcServer
 from rouse_contracts import functions, inference
+from rouse_gateway import triton_metrics
 from rouse_gateway.access.guard import Access
 from rouse_gateway.access.http import authenticator
 from rouse_gateway.access.view import VisibleRoutes
@@ -166,12 +167,17 @@ class GatewayApp:
                 tasks.create_task(windows.run()),
                 tasks.create_task(serve_when_loaded()),
                 *(tasks.create_task(loop) for loop in entrance.loops()),
+                *self._publishing(tasks, Statistics(routes, Queues(channels))),
             ]
             await ready(server.address)
             await stopping.wait()
         finally:
             await asyncio.gather(server.stop(config.drain_s), _stop(rest, config.drain_s))
         return background
+
+    def _publishing(self, tasks: asyncio.TaskGroup, statistics: Statistics) -> list[asyncio.Task[None]]:
+        """Triton's metrics, where there are any."""
+        return [tasks.create_task(triton_metrics.publish(statistics))] if self._config.metrics_listen else []
 
     def _rest(self, router: Router, guard: Access) -> HttpServer | None:
         """The HTTP port, taken but not served yet; None where it is turned off. Raises OSError."""

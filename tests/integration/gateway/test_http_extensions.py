@@ -43,6 +43,10 @@ async def test_generate_takes_and_gives_plain_values(served: Front) -> None:
     asked = {"x": "höllo", "id": "7", "temperature": 0.5, "parameters": {"best": True, "priority": 2}}
     answer = await ask(served.http, "POST", "/v2/models/texts/generate", asked)
     assert answer.json == {"model_name": "texts", "model_version": "1", "id": "7", "y": "höllo"}
+    options = served.node.requests[-1].options
+    assert options.parameters["temperature"].double_value == 0.5
+    assert options.parameters["best"].bool_value is True
+    assert options.priority == 2
     answer = await ask(served.http, "POST", "/v2/models/f/versions/1/generate", {"x": [1.5, "NaN"]})
     assert answer.json["y"] == [1.5, "NaN"]
     assert (await ask(served.http, "POST", "/v2/models/f/generate", {"x": 3})).json["y"] == 3.0

@@ -1,7 +1,7 @@
 """Speaks REST v2 to a mesh with the public client, in a process of its own.
 
-Run as `python client_triton_http.py ADDRESS sync|async`; prints `ok`. It expects the functions that
-test_rest_clients.py deploys.
+Run as `python triton_http.py ADDRESS sync|async`; prints `ok`. It expects the functions that
+test_rest_clients.py deploys: those of examples.
 """
 
 from __future__ import annotations
