@@ -15,7 +15,7 @@ CANCELLED = {"CancelledError"}
 ENDS_IT = {
     ("libs/common/rouse_common/link/server.py", "_serve"): "the top of a call's own task: it becomes the answer",
     ("libs/common/rouse_common/lifecycle.py", "_run"): "the top of a process: it becomes the exit code",
-    ("libs/runtime/rouse_runtime/process.py", "_load"): "user code in a thread may raise anything: it is reported",
+    ("libs/runtime/rouse_runtime/loading.py", "load"): "user code in a thread may raise anything: it is reported",
     ("services/gateway/rouse_gateway/http/app.py", "__call__"): "the top of a request: its client is gone, or is told",
     ("libs/runtime/rouse_runtime/running.py", "run"): "user code in a thread may raise anything: it is answered, typed",
     (
@@ -33,6 +33,7 @@ TASK_OWNERS = {
     "services/gateway/rouse_gateway/service/stream.py": "a generator cannot hold a TaskGroup: it ends its work itself",
     "libs/common/rouse_common/link/client.py": "who waits for a connection shares the making of it; forget() ends it",
     "libs/common/rouse_common/link/server.py": "a task a call, ended by its deadline, its caller, or stop()",
+    "libs/runtime/rouse_runtime/dev.py": "one request at a time: it is cancelled and awaited before the next",
     "libs/runtime/rouse_runtime/executor.py": "a mapping is changed to its end, whoever is cancelled",
     "libs/runtime/rouse_runtime/process.py": "serving and stopping are raced; preparing is awaited before loading",
     "services/comm-broker/rouse_comm_broker/registry.py": "work and the job's end are raced; the loser is cancelled",

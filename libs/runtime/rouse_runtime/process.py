@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
-import importlib
 import logging
 import os
 import resource
@@ -13,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from rouse_common import telemetry
@@ -22,19 +20,16 @@ from rouse_common.lifecycle import die_with_parent, loop_factory
 from rouse_common.link import LinkServer
 from rouse_common.rpc import Channels, RpcServer, call
 from rouse_contracts import coordination, device
-from rouse_contracts.functions import ArtefactFormat
 from rouse_contracts.links import executor_link
 from rouse_runtime import output
 from rouse_runtime.config import InstanceConfig, read
-from rouse_runtime.confinement import confine, memory_limit, prepare, set_environment
+from rouse_runtime.confinement import confine, memory_limit, prepare
 from rouse_runtime.executor import Executor
-from rouse_runtime.failures import LoadError, describe
-from rouse_runtime.handlers import Handler, Source, load_handler
+from rouse_runtime.handlers import Handler
 from rouse_runtime.isolation import IsolationError
-from rouse_runtime.limits import limit_memory
+from rouse_runtime.loading import Loaded, load
 from rouse_runtime.service import ExecuteLink, ExecutorServicer
 from rouse_runtime.watchdog import Watchdog
-from rouse_runtime.weights import WeightsRange
 from rouse_runtime.worker import Worker
 
 LOG = logging.getLogger(__name__)
@@ -84,15 +79,6 @@ def main() -> int:
     provider.shutdown()
     logging.shutdown()
     os._exit(code)  # a thread of user code that never ends does not keep the process
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A function that is ready to serve."""
-
-    assignment: coordination.GetAssignmentResponse
-    handler: Handler
-    weights: WeightsRange
 
 
 class Instance:
@@ -192,35 +178,9 @@ class Instance:
 
     # ---- In the worker thread ------------------------------------------------------------------
 
-    def _import_for(self, assignment: coordination.GetAssignmentResponse) -> None:
-        """Imports the libraries that Rouse itself needs for a function."""
-        importlib.import_module("rouse_runtime.arrays")
-        if assignment.artefact.layout.image_bytes:
-            importlib.import_module("torch")
-        prepare(ArtefactFormat.Name(assignment.version.format).removeprefix("ARTEFACT_FORMAT_"))
-
     def _load(self, assignment: coordination.GetAssignmentResponse) -> Loaded | str:
         """The loaded function, or in one line why it cannot be loaded."""
-        folder = assignment.artefact_path
         try:
-            set_environment(assignment.environment)  # before any code of the user is imported
-            weights = WeightsRange(assignment.artefact.layout.image_bytes)
-            if weights.image_bytes:
-                weights.map_private(assignment.image_path)
-            self._import_for(assignment)
-            limit_memory(assignment.version.spec.resources.host_memory_limit_bytes or memory_limit(self._config))
-            handler = load_handler(Source(assignment.version, assignment.artefact, Path(folder), weights))
-            written = weights.written_bytes()
-            if written:
-                raise LoadError(
-                    f"load() wrote to {written} bytes of the mapped weights; they are read-only, "
-                    "make a copy of what has to change, as with tensor.clone()"
-                )
-            weights.detach()
-        except BaseException as error:  # user code may raise anything, SystemExit as well
-            if not isinstance(error, LoadError):
-                LOG.warning("load raised", exc_info=error)
-            return describe(error, folder)
+            return load(assignment, memory_limit(self._config))
         finally:
             self._finish_output()
-        return Loaded(assignment, handler, weights)

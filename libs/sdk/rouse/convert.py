@@ -34,8 +34,8 @@ def version(message: contract.FunctionVersion) -> types.Version:
         handler=spec.handler,
         description=spec.description,
         options=dict(spec.options),
-        inputs=_tensors(spec.signature.inputs),
-        outputs=_tensors(spec.signature.outputs),
+        inputs=tensors(spec.signature.inputs),
+        outputs=tensors(spec.signature.outputs),
         scaling=types.Scaling(
             spec.scaling.min_instances,
             spec.scaling.max_instances,
@@ -215,7 +215,8 @@ def spec_message(
     return message
 
 
-def _tensors(messages: Iterable[contract.TensorSpec]) -> tuple[types.TensorSpec, ...]:
+def tensors(messages: Iterable[contract.TensorSpec]) -> tuple[types.TensorSpec, ...]:
+    """The inputs or outputs of a signature."""
     return tuple(types.TensorSpec(t.name, t.datatype, tuple(t.shape)) for t in messages)
 
 

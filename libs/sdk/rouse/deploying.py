@@ -66,7 +66,7 @@ class Deploy:
     ) -> None:
         self._transport = transport
         self._package = package
-        self._spec = _spec(package, overrides)
+        self._spec = spec_of(package, overrides)
         self._ends = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._report = _Report(progress)
@@ -235,7 +235,8 @@ class _Report:
             self._progress(state)
 
 
-def _spec(package: Package, overrides: Overrides) -> contract.FunctionSpec:
+def spec_of(package: Package, overrides: Overrides) -> contract.FunctionSpec:
+    """What a package, and the caller where it says otherwise, say of a function. Raises PackageError BAD_NAME."""
     manifest = package.manifest
     name = overrides.name or package.default_name
     return convert.spec_message(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from rouse_common.errors import InvalidArgument
 from rouse_contracts.functions import (
@@ -15,7 +15,6 @@ from rouse_contracts.functions import (
     Signature,
 )
 from rouse_contracts.repository import Artefact
-from rouse_model_repository.adapters.bucket import Bucket
 from rouse_model_repository.inspection import formats, programs, safetensors, signatures, weights
 from rouse_model_repository.inspection.safetensors import BadSafetensors, Tensor
 
@@ -25,10 +24,18 @@ MAX_INDEX_BYTES = 64 << 20
 PARALLEL_INSPECTIONS = 2
 
 
+class Blobs(Protocol):
+    """Where the blobs are."""
+
+    def read_blob(self, digest: str, offset: int, length: int) -> AsyncGenerator[bytes, None]:
+        """`length` bytes from `offset`, in pieces."""
+        ...
+
+
 class Inspector:
     """Inspects artefacts whose blobs are in the bucket; a few at a time, as their headers may be large."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Blobs) -> None:
         self._bucket = bucket
         self._gate = asyncio.Semaphore(PARALLEL_INSPECTIONS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -47,13 +48,7 @@ def infer(
     """Call a function once, waking it where it sleeps."""
     with state.client(timeout) as client:
         specs = _inputs(client.describe(name), version)
-        values = inputs.parse(given, specs)
-        missing = [spec for spec in specs if spec.name not in values]
-        if missing and not drawn:
-            wanted = ", ".join(f"{s.name} {s.datatype}{list(s.shape)}" for s in missing)
-            raise click.UsageError(f"'{name}' needs {wanted}: give each as --input NAME=VALUE, or add --random")
-        rng = np.random.default_rng(seed)
-        values |= {spec.name: inputs.draw(spec, rng, batch, dims) for spec in missing}
+        values = inputs.gather(name, given, specs, inputs.Drawing(drawn, seed, batch, dims))
         result = client.infer(name, values, list(outputs), version=version)
     if state.json:
         state.emit(document(result))
@@ -81,20 +76,26 @@ def document(result: rouse.Result) -> dict[str, Any]:
         "node": result.node,
         "device": result.device,
         "timings": result.timings,
-        "outputs": [
-            {"name": key, "datatype": _datatype(array), "shape": array.shape, "data": array}
-            for key, array in result.items()
-        ],
+        "outputs": listed(result),
     }
+
+
+def listed(outputs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Arrays by name as --json prints them."""
+    return [
+        {"name": key, "datatype": _datatype(array), "shape": array.shape, "data": array}
+        for key, array in outputs.items()
+    ]
 
 
 def _datatype(array: np.ndarray) -> str:
     return DATATYPES.get(array.dtype, "BYTES")
 
 
-def _show(state: State, result: rouse.Result) -> None:
+def show_outputs(state: State, outputs: Mapping[str, np.ndarray]) -> None:
+    """Prints arrays by name, large ones shortened."""
     width = max(40, state.out.width - 4)
-    for key, array in result.items():
+    for key, array in outputs.items():
         # As JSON has it: BYTES as text.
         values = array if array.dtype != object else np.array(plain(array), dtype=str)
         shown = np.array2string(
@@ -102,6 +103,10 @@ def _show(state: State, result: rouse.Result) -> None:
         )
         state.say(f"[bold]{escape(key)}[/bold] [dim]{_datatype(array)} {escape(str(list(array.shape)))}[/dim]")
         state.say("  " + escape(shown).replace("\n", "\n  "))
+
+
+def _show(state: State, result: rouse.Result) -> None:
+    show_outputs(state, result)
     timings = result.timings
     parts = {
         "held": timings.held_ms,

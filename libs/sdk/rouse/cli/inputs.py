@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,27 @@ MAX_FILE_BYTES = 1 << 30
 MAX_ELEMENTS = 1 << 28
 LARGEST_INTEGER = 100
 WORDS = ("models", "sleep", "in", "host", "memory", "until", "a", "request", "wakes", "them")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn of the inputs that are not given: nothing, or values of these sizes."""
+
+    wanted: bool = False
+    seed: int = 0
+    batch: int = 1
+    dims: Sequence[str] = ()
+
+
+def gather(function: str, given: Sequence[str], specs: Sequence[rouse.TensorSpec], drawing: Drawing) -> dict[str, Any]:
+    """Every input: as given, else drawn. Raises click.UsageError where one is missing and none are drawn."""
+    values = parse(given, specs)
+    missing = [spec for spec in specs if spec.name not in values]
+    if missing and not drawing.wanted:
+        wanted = ", ".join(f"{s.name} {s.datatype}{list(s.shape)}" for s in missing)
+        raise click.UsageError(f"'{function}' needs {wanted}: give each as --input NAME=VALUE, or add --random")
+    rng = np.random.default_rng(drawing.seed)
+    return values | {spec.name: draw(spec, rng, drawing.batch, drawing.dims) for spec in missing}
 
 
 def parse(given: Sequence[str], specs: Sequence[rouse.TensorSpec]) -> dict[str, Any]:

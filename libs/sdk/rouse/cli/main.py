@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 import rouse
-from rouse.cli import calling, deploying, failures, functions, life, mesh, watching
+from rouse.cli import calling, deploying, dev, failures, functions, life, mesh, watching
 from rouse.cli.state import State, common
 
 
@@ -27,6 +27,7 @@ for command in (
     mesh.up,
     mesh.status,
     deploying.deploy,
+    dev.dev,
     functions.functions,
     functions.describe,
     life.traffic,
