@@ -210,6 +210,7 @@ class FunctionService(functions.FunctionServiceServicer):
                 inputs,
                 request.output_names,
                 timeout_s,
+                options=request.options if request.HasField("options") else None,
                 idempotency_key=request.request_id,
             )
         )
