@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rouse_contracts.functions import Tensor
@@ -57,7 +57,7 @@ def joined_parts(pieces: Iterable[tuple[TensorView, list[Buffer]]], number: int)
     return parts
 
 
-def bytes_field(number: int, parts: list[Buffer]) -> list[Buffer]:
+def bytes_field(number: int, parts: Sequence[Buffer]) -> list[Buffer]:
     """Parts which joined are the field `number` whose value are `parts` joined."""
     length = sum(map(len, parts))
     return [varint(number << 3 | LENGTH_DELIMITED) + varint(length), *parts]

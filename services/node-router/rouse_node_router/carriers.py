@@ -177,7 +177,7 @@ class Carriers:
         """Executes one request under a lease. Raises as Executors.execute does."""
         use.busy = True
         try:
-            executed = await self._executors.execute(use.lease, ticket.request, ticket.inputs, timeout_s)
+            executed = await self._executors.execute(use.lease, ticket.request, (ticket.inputs,), timeout_s)
         except RouseError:
             self._queues.executed(ticket.queue, 1, ticket.rows, None)
             raise
@@ -289,7 +289,7 @@ class Carriers:
         request = node.InferRequest()
         request.CopyFrom(members[0].request)
         request.rows = sum(ticket.rows for ticket in members)
-        inputs = b"".join(batches.join([ticket.inputs for ticket in members]))
+        inputs = batches.join([ticket.inputs for ticket in members])
         use.busy = True
         executed = await self._executors.execute(use.lease, request, inputs, timeout_s)
         use.busy = False

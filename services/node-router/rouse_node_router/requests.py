@@ -226,7 +226,7 @@ class Requests:
         use.busy = True
         input_ms = output_ms = 0.0
         request = ticket.request
-        async with aclosing(self._executors.stream(use.lease, request, ticket.inputs, left_s)) as responses:
+        async with aclosing(self._executors.stream(use.lease, request, (ticket.inputs,), left_s)) as responses:
             async for executed in responses:
                 use.device_ms += executed.device_ms
                 input_ms, output_ms = input_ms + executed.input_ms, output_ms + executed.output_ms

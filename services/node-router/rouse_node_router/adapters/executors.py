@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from rouse_common.errors import DeadlineExceeded, Internal, RouseError, Unavailable
 from rouse_common.link import Links
 from rouse_contracts import device as contract
-from rouse_contracts import node, wire
+from rouse_contracts import node, views, wire
 from rouse_contracts.links import EXECUTE, executor_link
 from rouse_contracts.wire import Buffer
 from rouse_node_router.adapters.devices import Lease
@@ -61,8 +61,10 @@ class Executors:
     def __init__(self, links: Links) -> None:
         self._links = links
 
-    async def execute(self, lease: Lease, request: node.InferRequest, inputs: Buffer, timeout_s: float) -> Executed:
-        """Runs the request of an ordinary function under the lease.
+    async def execute(
+        self, lease: Lease, request: node.InferRequest, inputs: Sequence[Buffer], timeout_s: float
+    ) -> Executed:
+        """Runs the request of an ordinary function under the lease; `inputs` are parts of a serialised TensorBatch.
 
         Raises NotExecuted; Unavailable EXECUTOR_LOST where it may have run; what Execute documents.
         """
@@ -74,7 +76,7 @@ class Executors:
         return _parsed(answer, request, lease)
 
     async def stream(
-        self, lease: Lease, request: node.InferRequest, inputs: Buffer, timeout_s: float
+        self, lease: Lease, request: node.InferRequest, inputs: Sequence[Buffer], timeout_s: float
     ) -> AsyncGenerator[Executed, None]:
         """The same for a decoupled function: its responses as they come. NotExecuted comes before the first only."""
         address, came = executor_link(lease.executor_address), False
@@ -89,7 +91,7 @@ class Executors:
                 raise error if came and isinstance(typed, NotExecuted) else typed from None
 
 
-def _message(lease: Lease, request: node.InferRequest, inputs: Buffer) -> Sequence[Buffer]:
+def _message(lease: Lease, request: node.InferRequest, inputs: Sequence[Buffer]) -> Sequence[Buffer]:
     head = contract.ExecuteRequest(
         lease_id=lease.lease_id,
         request_id=request.request_id,
@@ -97,7 +99,7 @@ def _message(lease: Lease, request: node.InferRequest, inputs: Buffer) -> Sequen
         options=request.options if request.HasField("options") else None,
         rows=request.rows,
     )
-    return wire.joined(head.SerializeToString(), contract.ExecuteRequest.INPUTS_FIELD_NUMBER, inputs)
+    return [head.SerializeToString(), *views.bytes_field(contract.ExecuteRequest.INPUTS_FIELD_NUMBER, inputs)]
 
 
 def _parsed(answer: Buffer, request: node.InferRequest, lease: Lease) -> Executed:
