@@ -64,5 +64,7 @@ async def test_every_method_is_described_and_answers(front: Front) -> None:
     assert "grpc.health.v1.Health/Watch" in found
     lost = {name: told for name, told in found.items() if told[0] in ("UNKNOWN", "INTERNAL", "DEADLINE_EXCEEDED")}
     assert not lost, f"these fail without a typed error: {lost}"
-    unserved = {name: told for name, told in found.items() if told[0] == "UNIMPLEMENTED"}
+    # What AccessService answers is cluster-manager's, whose double has none.
+    ours = {name: told for name, told in found.items() if not name.startswith("rouse.access.")}
+    unserved = {name: told for name, told in ours.items() if told[0] == "UNIMPLEMENTED"}
     assert all(name.rpartition("/")[2] in text for name, (_, text) in unserved.items()), unserved

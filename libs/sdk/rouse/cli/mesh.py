@@ -45,7 +45,7 @@ def status(state: State) -> None:
     if state.json:
         state.emit(found)
         return
-    http = f", http://{escape(found.http_address)}/v2" if found.http_address else ""
+    http = f", REST at {escape(found.http_address)}" if found.http_address else ""
     state.say(
         f"mesh [bold]{escape(found.mesh_version)}[/bold] at {escape(client.address)}{http}, "
         f"{text.count(found.functions, 'function')}"
