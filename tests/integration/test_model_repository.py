@@ -15,6 +15,7 @@ from rouse_common.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    ResourceExhausted,
 )
 from rouse_contracts.functions import ARTEFACT_FORMAT_HUGGING_FACE, ARTEFACT_FORMAT_PYTHON, ArtefactFile
 from rouse_model_repository.app import ModelRepositoryApp
@@ -134,6 +135,18 @@ async def test_what_is_refused(client: RepositoryClient, files: dict[str, bytes]
     assert caught.value.reason == reason
     assert names in caught.value.message
     assert (await client.list()).artefacts == []
+
+
+async def test_an_artefact_that_is_too_large_is_refused(nats_url: str, spool: Path) -> None:
+    config = ModelRepositoryConfig(nats=nats_url, spool_dir=str(spool), max_artefact_mib=1, max_files=5, drain_s=1)
+    async with running(ModelRepositoryApp(config)) as service:
+        client = RepositoryClient(await service.ready())
+        await until_health(client.channel, serving=True)
+        for more in ({"a": bytes(600_000), "b": b"x" * 600_000}, {str(number): b"" for number in range(6)}):
+            with pytest.raises(ResourceExhausted) as caught:
+                await client.deploy({**PACKAGE, **more})
+            assert caught.value.reason == "UPLOAD_TOO_LARGE"
+        await client.close()
 
 
 async def test_paths_are_checked(client: RepositoryClient) -> None:

@@ -12,8 +12,8 @@ from rouse_contracts import functions
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 SECRET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
-# Variables that the mesh itself sets for an instance.
-RESERVED_PREFIX = "ROUSE_"
+# Variables that the mesh itself sets for an instance, and those that decide how programs, Python and its memory start.
+RESERVED_PREFIXES = ("ROUSE_", "LD_", "PYTHON", "GLIBC_", "MALLOC_")
 MAX_BATCH_SIZE = 65_536
 MAX_DELAY_US = 10_000_000
 MAX_CONCURRENT_REQUESTS = 1_000_000
@@ -100,8 +100,9 @@ def _check_variable(table: str, variable: str) -> None:
     if not VARIABLE.fullmatch(variable):
         shown = variable[:140].replace("\x00", " ")
         raise SpecError(f"{table}.{shown}", "is no environment variable: want letters, digits and '_', no digit first")
-    if variable.startswith(RESERVED_PREFIX):
-        raise SpecError(f"{table}.{variable}", f"begins with {RESERVED_PREFIX}, which is kept for the mesh's own use")
+    prefix = next((prefix for prefix in RESERVED_PREFIXES if variable.startswith(prefix)), None)
+    if prefix is not None:
+        raise SpecError(f"{table}.{variable}", f"begins with {prefix}, which is kept for the mesh's own use")
 
 
 def _first_double(names: Iterable[str]) -> str | None:

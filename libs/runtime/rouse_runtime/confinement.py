@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from rouse_common.lifecycle import die_with_parent
 from rouse_common.telemetry import JsonLinesExporter
+from rouse_contracts.specs import RESERVED_PREFIXES
 from rouse_runtime import isolation, output
 from rouse_runtime.config import InstanceConfig
 from rouse_runtime.failures import LoadError
@@ -20,8 +21,6 @@ from rouse_runtime.limits import MIB, Limits
 
 MAX_GRANT_BYTES = 64 * 1024
 OTLP_PORT = 4317
-# What decides how programs and Python itself are loaded, and what the mesh tells its own processes.
-RESERVED = ("LD_", "PYTHON", "ROUSE_", "GLIBC_TUNABLES", "MALLOC_")
 
 
 def confine(config: InstanceConfig) -> tuple[JsonLinesExporter | None, str]:
@@ -69,10 +68,9 @@ def memory_limit(config: InstanceConfig) -> int:
 def set_environment(environment: Mapping[str, str]) -> None:
     """Sets the function's own variables. Raises LoadError for names that are not a function's to set."""
     for name in environment:
-        if name.startswith(RESERVED):
-            raise LoadError(
-                f"environment variable '{name}': functions cannot set names that begin with {', '.join(RESERVED)}"
-            )
+        if name.startswith(RESERVED_PREFIXES):
+            words = ", ".join(RESERVED_PREFIXES)
+            raise LoadError(f"environment variable '{name}': functions cannot set names that begin with {words}")
     os.environ.update(environment)
 
 

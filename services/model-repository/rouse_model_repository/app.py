@@ -45,7 +45,7 @@ class ModelRepositoryApp:
         bus = Bus.open(config.nats, "model-repository")
         try:
             index, locks, bucket = Index(), KeyedLocks(), Bucket(bus, config.replicas)
-            library = Library(bucket, index, locks, Inspector(bucket), clock, config.uncommitted_s)
+            library = Library(bucket, index, locks, Inspector(bucket), clock, config.uncommitted_s, config.limits())
             uploads = Uploads(bucket, spool, index, locks, clock, config.max_blob_mib << 20)
             server = RpcServer(
                 config.listen, max_message_bytes=config.max_message_mib << 20, max_concurrent=MAX_CALLS, tls=config.tls

@@ -25,10 +25,17 @@ class Library:
     """The artefacts of the repository, the index of which it keeps true to the bucket."""
 
     def __init__(
-        self, bucket: Bucket, index: Index, locks: KeyedLocks, inspector: Inspector, clock: Clock, uncommitted_s: float
+        self,
+        bucket: Bucket,
+        index: Index,
+        locks: KeyedLocks,
+        inspector: Inspector,
+        clock: Clock,
+        uncommitted_s: float,
+        limits: paths.Limits,
     ) -> None:
         self._bucket, self._index, self._locks, self._inspector = bucket, index, locks, inspector
-        self._clock, self._uncommitted_s = clock, uncommitted_s
+        self._clock, self._uncommitted_s, self._limits = clock, uncommitted_s, limits
         # Recording and forgetting, one at a time: both are short.
         self._writing = asyncio.Lock()
         # A deletion failed half-way: the bucket must be listed again.
@@ -65,6 +72,7 @@ class Library:
         Raises what CommitArtefact documents.
         """
         paths.check_files(files)
+        paths.check_limits(files, self._limits)
         self._check_blobs(files)
         digest = paths.manifest_digest(files)
         with self._index.pinned({file.digest for file in files}):

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rouse_common.errors import InvalidArgument
+from rouse_common.errors import InvalidArgument, ResourceExhausted
 from rouse_contracts.functions import ArtefactFile
 from rouse_model_repository.inspection.paths import (
     MAX_FILES,
+    Limits,
     check_digest,
     check_files,
+    check_limits,
     check_path,
     manifest_digest,
 )
@@ -86,3 +88,12 @@ def test_another_manifest_has_another_digest(rows: list[tuple[str, int]]) -> Non
     changed = [file(path, size + 1) for path, size in rows[:1]] + files[1:]
     renamed = [file(rows[0][0] + "x", rows[0][1]), *files[1:]]
     assert len({manifest_digest(files), manifest_digest(changed), manifest_digest(renamed)}) == 3
+
+
+def test_an_artefact_is_bounded_as_a_whole() -> None:
+    limits = Limits(artefact_bytes=100, files=2)
+    check_limits([file("a", 50), file("b", 50)], limits)
+    for files, what in (([file("a", 50), file("b", 51)], "101 bytes"), ([file(name, 0) for name in "abc"], "3 files")):
+        with pytest.raises(ResourceExhausted, match=what) as caught:
+            check_limits(files, limits)
+        assert caught.value.reason == "UPLOAD_TOO_LARGE"

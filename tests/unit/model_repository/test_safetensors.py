@@ -14,7 +14,9 @@ from rouse_common.errors import InvalidArgument
 from rouse_model_repository.inspection import weights
 from rouse_model_repository.inspection.safetensors import (
     DTYPE_BITS,
+    LENGTH_BYTES,
     MAX_HEADER_BYTES,
+    MAX_STRUCTURE,
     BadSafetensors,
     Tensor,
     header_bytes,
@@ -95,6 +97,13 @@ def test_bad_headers(header: Any, data_bytes: int, why: str) -> None:
     with pytest.raises(BadSafetensors, match=why) as caught:
         read(header, data_bytes)
     str(caught.value).encode()
+
+
+def test_a_small_header_cannot_become_large_in_memory() -> None:
+    for part in (b"[],", b'{"":0},', b'"a":0,', b"0,"):
+        header = b'{"a":[' + part * (MAX_STRUCTURE + 2)
+        with pytest.raises(BadSafetensors, match="parts"):
+            parse(header, LENGTH_BYTES + len(header))
 
 
 def test_lengths() -> None:

@@ -6,10 +6,20 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
-from rouse_common.errors import InvalidArgument
+from rouse_common.errors import InvalidArgument, ResourceExhausted
 from rouse_contracts.functions import ArtefactFile
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an artefact may have at most: bytes of all its files, and how many of them."""
+
+    artefact_bytes: int
+    files: int
+
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_FILES = 10_000
@@ -41,6 +51,19 @@ def check_files(files: Sequence[ArtefactFile]) -> None:
         for depth in range(1, len(parts)):
             if (folder := "/".join(parts[:depth])) in seen:
                 _refuse(path, f"'{folder}' is a file and cannot be its folder")
+
+
+def check_limits(files: Sequence[ArtefactFile], limits: Limits) -> None:
+    """Raises ResourceExhausted UPLOAD_TOO_LARGE."""
+    if len(files) > limits.files:
+        raise ResourceExhausted(
+            "UPLOAD_TOO_LARGE", f"an artefact of {len(files)} files; this repository takes {limits.files} at most"
+        )
+    size = sum(file.size_bytes for file in files)
+    if size > limits.artefact_bytes:
+        raise ResourceExhausted(
+            "UPLOAD_TOO_LARGE", f"an artefact of {size} bytes; this repository takes {limits.artefact_bytes} at most"
+        )
 
 
 def check_path(path: str) -> None:

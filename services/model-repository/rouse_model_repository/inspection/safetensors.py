@@ -18,6 +18,10 @@ MAX_TENSORS = 200_000
 MAX_RANK = 64
 MAX_NAME_BYTES = 1024
 METADATA = "__metadata__"
+# What a header is made of, counted before it is read: as objects of Python, a few bytes of text take a hundred. A
+# tensor has some twelve, and one more for each dimension.
+STRUCTURE = (b"{", b"[", b":", b",")
+MAX_STRUCTURE = 20 * MAX_TENSORS
 
 # Bits an element.
 DTYPE_BITS = {
@@ -90,6 +94,8 @@ def _position(tensor: Tensor) -> tuple[int, int, str]:
 def _load(header: bytes) -> dict[str, Any]:
     if not header.startswith(b"{"):
         raise BadSafetensors("the header does not begin with '{'")
+    if sum(map(header.count, STRUCTURE)) > MAX_STRUCTURE:
+        raise BadSafetensors(f"the header has more than {MAX_STRUCTURE} parts")
     try:
         entries = json.loads(header.decode(), object_pairs_hook=_unique, parse_constant=_constant)
     except RecursionError:
