@@ -9,9 +9,10 @@ candidate at all. Among the candidates:
    resident model run before it leaves (coalescing), but not for ever.
 4. A hot model, one whose requests come closer together than `min_residency_s`, is spared for that time
    after its load, or until the claimant is overdue: two hot models do not evict each other at every request.
-5. A claimant that is itself on another device evicts only copies, until `may_evict_last` says that it
+5. The copy of a pinned model that stays on a device never leaves.
+6. A claimant that is itself on another device evicts only copies, until `may_evict_last` says that it
    has waited for that device long enough.
-6. The rest goes by least recent use, and no more of it than is needed.
+7. The rest goes by least recent use, and no more of it than is needed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Candidate:
         gap_s: mean time between its recent requests, seconds; infinite where unknown.
         is_copy: another device holds it as well.
         first_ticket: ticket of the oldest request that waits for it; None where none does.
+        pinned: this copy stays whatever comes.
     """
 
     version: str
@@ -40,6 +42,7 @@ class Candidate:
     gap_s: float = float("inf")
     is_copy: bool = False
     first_ticket: int | None = None
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,8 @@ def spared_because(
         return f"request {candidate.first_ticket} waits for it and came earlier", None
     if candidate.is_copy:
         return None, None
+    if candidate.pinned:
+        return "pinned", None
     if not claim.may_evict_last:
         return "the last copy, and the claimant is on another device", None
     if claim.overdue:

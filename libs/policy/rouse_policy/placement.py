@@ -8,6 +8,7 @@ and little to do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
@@ -127,6 +128,61 @@ def misfit(weights_bytes: int, working_memory_bytes: int, nodes: tuple[NodeView,
         f"{what}; the largest device, {name} of node {node_id}, has {mib(capacity)}, but the host copy needs "
         f"{mib(weights_bytes)} of host memory and node {host_node}, which has most, has {mib(host)}"
     )
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a version takes of a device: its weights and the working memory beside them, in bytes."""
+
+    weights_bytes: int
+    working_bytes: int
+    pinned: bool
+
+    @property
+    def needed_bytes(self) -> int:
+        return needed_bytes(self.weights_bytes, self.working_bytes)
+
+
+def pin_misfit(versions: Sequence[Weights], nodes: tuple[NodeView, ...]) -> str | None:
+    """Why the pinned ones of some versions do not leave room for the largest other; None where they do.
+
+    One device is kept for the largest other version, each in turn, and the pinned ones are put onto all devices,
+    the largest first, each where it fits first. Sufficient, not necessary: a tight packing may be missed.
+    """
+    pinned = sorted((v for v in versions if v.pinned and v.weights_bytes), key=lambda v: v.needed_bytes, reverse=True)
+    capacities = [device.capacity_bytes for node in nodes for device in node.devices]
+    if not pinned or not capacities:
+        return None
+    largest = max((v for v in versions if not v.pinned), key=lambda v: v.needed_bytes, default=None)
+    kept = [largest] if largest is not None and largest.weights_bytes else []
+    if any(_packs(pinned, kept, capacities, index) for index in range(len(capacities))):
+        return None
+    total = mib(sum(v.weights_bytes for v in pinned))
+    what = f"with it {len(pinned)} pinned functions have {total} of weights"
+    if not kept:
+        return f"{what}, which do not fit on the {len(capacities)} devices together"
+    room = mib(kept[0].needed_bytes)
+    return f"{what}; beside them no device has room for the largest other function, which needs {room}"
+
+
+def _packs(pinned: Sequence[Weights], kept: list[Weights], capacities: Sequence[int], index: int) -> bool:
+    """Whether all find room where device `index` keeps room for `kept`."""
+    on: list[list[Weights]] = [kept if i == index else [] for i in range(len(capacities))]
+    if not _runs(on[index], capacities[index]):
+        return False
+    for version in pinned:
+        # The kept device last: it is the one that is short.
+        order = sorted(range(len(capacities)), key=lambda i: i == index)
+        place = next((i for i in order if _runs([*on[i], version], capacities[i])), None)
+        if place is None:
+            return False
+        on[place] = [*on[place], version]
+    return True
+
+
+def _runs(versions: Sequence[Weights], capacity_bytes: int) -> bool:
+    working = max((v.working_bytes for v in versions), default=0)
+    return sum(v.weights_bytes for v in versions) + working <= capacity_bytes
 
 
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:

@@ -14,167 +14,69 @@ A device keeps room for the largest working memory among its models, so each res
 **Fairness.** Requests of one model are served in the order of arrival. Between models, a request whose
 model is resident may run before an older one that needs memory (coalescing), until the older one is
 overdue: it has waited `patience_s`, or a quarter of the time that it has at all. The oldest overdue
-request then holds a device: nothing that arrived later starts or loads there, so that what executes
-there ends, everything else may be evicted, and the request's model is loaded next. So the oldest request
-waits for its patience, one execution and one load at most; every request becomes the oldest in the end.
+request then holds a device, one where it fits beside pinned weights: nothing that arrived later starts or
+loads there, so that what executes there ends, everything else may be evicted, and the request's model is
+loaded next. So the oldest request waits for its patience, one execution and one load at most; every request
+becomes the oldest in the end.
+
+**Pinned models** are brought to a device before any request is served, evicting whatever rests there, and
+one copy of each never leaves. All this only as long as the largest other model still fits on some device
+beside them: one that would leave it no room is an ordinary model until it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Sequence
 
 from rouse_policy import eviction
+from rouse_policy.pool import (
+    DISK as DISK,
+)
+from rouse_policy.pool import (
+    HOST as HOST,
+)
+from rouse_policy.pool import (
+    Decision as Decision,
+)
+from rouse_policy.pool import (
+    Device as Device,
+)
+from rouse_policy.pool import (
+    Executor as Executor,
+)
+from rouse_policy.pool import (
+    Grant as Grant,
+)
+from rouse_policy.pool import (
+    Hold as Hold,
+)
+from rouse_policy.pool import (
+    Load as Load,
+)
+from rouse_policy.pool import (
+    Model as Model,
+)
+from rouse_policy.pool import (
+    Phase as Phase,
+)
+from rouse_policy.pool import (
+    Resident as Resident,
+)
+from rouse_policy.pool import (
+    Settings as Settings,
+)
+from rouse_policy.pool import (
+    Snapshot as Snapshot,
+)
+from rouse_policy.pool import (
+    State as State,
+)
+from rouse_policy.pool import (
+    Waiter as Waiter,
+)
 
-HOST = "host"
-DISK = "disk"
 # A request with a short deadline becomes overdue after this part of its time.
 PATIENCE_SHARE = 0.25
-
-
-class Phase(Enum):
-    """What a model's copy on a device is doing."""
-
-    LOADING = "LOADING"
-    RESTING = "RESTING"
-    EXECUTING = "EXECUTING"
-    # Its memory comes free by itself.
-    LEAVING = "LEAVING"
-    # It was told to leave and does not: its memory cannot be counted on.
-    STUCK = "STUCK"
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device: its memory, and whether its compute slot is taken."""
-
-    name: str
-    capacity_bytes: int
-    busy: bool
-
-
-@dataclass(frozen=True)
-class Resident:
-    """A copy of a model on a device; times in seconds on the clock of `now`."""
-
-    version: str
-    device: str
-    phase: Phase
-    loaded_at: float = 0.0
-    last_used_at: float = 0.0
-
-
-@dataclass(frozen=True)
-class Model:
-    """Args:
-    version: version id.
-    size_bytes: device memory of its weights; 0 needs no device.
-    working_bytes: device memory beside them while one request executes.
-    source: where a load would read the weights: HOST or DISK.
-    gap_s: mean time between its recent requests, seconds.
-    """
-
-    version: str
-    size_bytes: int
-    working_bytes: int
-    source: str = HOST
-    gap_s: float = float("inf")
-
-
-@dataclass(frozen=True)
-class Executor:
-    """An instance that can take a request now, and the device that it is attached to."""
-
-    instance: str
-    version: str
-    device: str | None = None
-
-
-@dataclass(frozen=True)
-class Waiter:
-    """A request that waits. Tickets count up in the order of arrival; times in seconds. With an instance only
-    that one will do."""
-
-    ticket: int
-    version: str
-    arrived: float
-    deadline: float
-    instance: str = ""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The pool as it is. `waiters` in the order of their tickets; of a model's waiters only as many need
-    to be named as it has free executors and one more, of those that want one instance the first."""
-
-    devices: tuple[Device, ...]
-    residents: tuple[Resident, ...]
-    models: Mapping[str, Model]
-    executors: tuple[Executor, ...]
-    waiters: tuple[Waiter, ...]
-
-
-@dataclass(frozen=True)
-class Hold:
-    """An overdue request's claim to a device."""
-
-    device: str
-    ticket: int
-
-
-@dataclass(frozen=True)
-class State:
-    holds: tuple[Hold, ...] = ()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Args:
-    patience_s: after so long a request without memory is overdue.
-    replica_after_s: after so long behind a busy device that holds its model, a request may evict others
-        for a second copy.
-    loads_per_device: copies in flight to one device; more would only share its bandwidth.
-    eviction: settings of the eviction policy.
-    """
-
-    patience_s: float = 0.5
-    replica_after_s: float = 0.25
-    loads_per_device: int = 1
-    eviction: eviction.Settings = field(default_factory=eviction.Settings)
-
-
-@dataclass(frozen=True)
-class Grant:
-    """The request gets the device's compute slot and the instance; `device` is HOST without weights."""
-
-    ticket: int
-    device: str
-    instance: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Load:
-    """The version is brought to the device from `source` (HOST, DISK or a sibling device), once the
-    victims have left."""
-
-    version: str
-    device: str
-    source: str
-    victims: tuple[eviction.Victim, ...]
-    ticket: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to start now, and when to decide again if nothing else happens before."""
-
-    grants: tuple[Grant, ...]
-    loads: tuple[Load, ...]
-    wake_at: float | None
-    reason: str
 
 
 def patience_s(waiter: Waiter, settings: Settings) -> float:
@@ -187,9 +89,18 @@ def fits_at_all(size_bytes: int, working_bytes: int, devices: tuple[Device, ...]
     return size_bytes == 0 or any(size_bytes + working_bytes <= d.capacity_bytes for d in devices)
 
 
+def fits_beside(model: Model, pinned: Sequence[Model], capacity_bytes: int) -> bool:
+    """Whether a device could hold a model and some that never leave it, and run each of them."""
+    every = [model, *pinned]
+    return sum(m.size_bytes for m in every) + max(m.working_bytes for m in every) <= capacity_bytes
+
+
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
     """Decides for every waiting request in the order of arrival."""
     board = _Board(snapshot, state, settings, now)
+    for version in snapshot.bring:
+        if version in snapshot.models:
+            board.bring(snapshot.models[version])
     for waiter in snapshot.waiters:
         if waiter.deadline > now and waiter.version in snapshot.models:
             board.serve(waiter)
@@ -222,6 +133,11 @@ class _Board:
         waiting = {w.ticket for w in snapshot.waiters if w.deadline > now}
         self.holds = [h for h in state.holds if h.ticket in waiting and h.device in self.devices]
         self.covered: set[tuple[str, str]] = set()
+        self.largest = snapshot.largest
+        self.pins: dict[str, str] = {}
+        for resident in sorted(snapshot.residents, key=lambda r: (r.loaded_at, r.version, r.device)):
+            if resident.version in self.models and resident.phase not in (Phase.LEAVING, Phase.STUCK):
+                self._pin(self.models[resident.version], resident.device)
         self.grants: list[Grant] = []
         self.loads: list[Load] = []
         self.wakes: list[float] = []
@@ -238,6 +154,37 @@ class _Board:
             self._grant(waiter, HOST, executors[0], "no weights: needs no device")
         elif not self._grant_where_resident(waiter, executors) and not self._covered_by_a_load(waiter):
             self._load_somewhere(waiter, model)
+
+    # ---- pinning ----
+
+    def _pin(self, model: Model, name: str) -> None:
+        """Has the copy on a device stay for good, where the model is pinned and leaves room for the others."""
+        if model.pinned and model.version not in self.pins and self._leaves_room(model, name):
+            self.pins[model.version] = name
+
+    def _leaves_room(self, model: Model, name: str) -> bool:
+        """Whether the largest model that is not pinned still fits on some device."""
+        return self.largest is None or any(
+            self._fits_beside_pinned(other, self.largest, (model,) if other == name else ()) for other in self.devices
+        )
+
+    def bring(self, model: Model) -> None:
+        """Loads a pinned model, as a request that came before all others would."""
+        if any(model.version in residents for residents in self.on.values()):
+            return
+        pin = Waiter(-1, model.version, self.now, float("inf"))
+        claim = eviction.Claim(pin.ticket, model.size_bytes, model.working_bytes, overdue=True)
+        plans = []
+        for name in self.devices:
+            if not self._leaves_room(model, name):
+                continue
+            plan = self._plan(name, pin, model, claim, has_copy=False)
+            if plan is not None:
+                plans.append((name in self.busy, sum(self._size(v.version) for v in plan.victims), name, plan))
+        if plans:
+            _, _, name, chosen = min(plans, key=lambda p: p[:3])
+            self._start_load(pin, name, chosen, "it is pinned, ")
+            self._pin(model, name)
 
     # ---- granting ----
 
@@ -348,22 +295,24 @@ class _Board:
             loaded_at=resident.loaded_at,
             last_used_at=resident.last_used_at,
             gap_s=model.gap_s,
-            is_copy=any(
+            is_copy=self.pins.get(resident.version) != resident.device
+            and any(
                 other.phase in (Phase.RESTING, Phase.EXECUTING)
                 for name, residents in self.on.items()
                 if name != resident.device and (other := residents.get(resident.version)) is not None
             ),
             first_ticket=min(self.tickets.get(resident.version, ()), default=None),
+            pinned=self.pins.get(resident.version) == resident.device,
         )
 
-    def _start_load(self, waiter: Waiter, name: str, plan: eviction.Decision) -> None:
+    def _start_load(self, waiter: Waiter, name: str, plan: eviction.Decision, why: str = "") -> None:
         for victim in plan.victims:
             self.on[name][victim.version] = Resident(victim.version, name, Phase.LEAVING)
         self.on[name][waiter.version] = Resident(waiter.version, name, Phase.LOADING, self.now, self.now)
         self.covered.add((name, waiter.version))
         self._drop_hold(waiter)
         state = "busy: loads while another executes" if name in self.busy else "idle"
-        reason = f"for request {waiter.ticket} on {name} ({state}); {plan.reason}"
+        reason = f"{why or f'for request {waiter.ticket} '}on {name} ({state}); {plan.reason}"
         self.loads.append(Load(waiter.version, name, self._source(waiter.version), plan.victims, waiter.ticket, reason))
 
     def _source(self, version: str) -> str:
@@ -387,7 +336,7 @@ class _Board:
         """Claims the device where least stands in the way, unless it claims one already."""
         if any(hold.ticket == waiter.ticket for hold in self.holds):
             return
-        open_to = [n for n in self.devices if self._alone_fits(n, model) and self._may_use(n, waiter)]
+        open_to = [n for n in self.devices if self._fits_beside_pinned(n, model) and self._may_use(n, waiter)]
         open_to = [n for n in open_to if all(r.phase is not Phase.STUCK for r in self.on[n].values())] or open_to
         if not open_to:
             return
@@ -408,3 +357,8 @@ class _Board:
 
     def _alone_fits(self, name: str, model: Model) -> bool:
         return model.size_bytes + model.working_bytes <= self.devices[name].capacity_bytes
+
+    def _fits_beside_pinned(self, name: str, model: Model, more: tuple[Model, ...] = ()) -> bool:
+        """Whether a model fits on a device that holds nothing but it, its pinned residents and `more` of them."""
+        here = [self.models[v] for v, device in self.pins.items() if device == name and v != model.version]
+        return fits_beside(model, [*here, *more], self.devices[name].capacity_bytes)

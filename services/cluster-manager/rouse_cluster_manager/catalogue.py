@@ -135,6 +135,7 @@ def _create_version(
             "FUNCTION_DELETING", f"function '{name}' is being deleted; deploy it when that is done",
             retry_after_s=RETRY_AFTER_S, function=name,
         )  # fmt: skip
+    _check_pins(unit, wanted, placing.node_views(nodes, reports))
     stored = unit.functions.store_artefact(rows.artefact_columns(artefact, now))
     if stored.deleting:
         raise FailedPrecondition(
@@ -170,6 +171,23 @@ def _own(unit: Unit, wanted: _Wanted, now: datetime) -> tuple[Function, bool]:
         raise AlreadyExists("NAME_TAKEN", f"the name '{name}' is taken in this mesh; choose another one", function=name)
     check_references(unit, tenant, wanted.spec)
     return function, is_new
+
+
+def _check_pins(unit: Unit, wanted: _Wanted, nodes: tuple[placement.NodeView, ...]) -> None:
+    """Raises FailedPrecondition PIN_TOO_LARGE where pinned weights would leave no room for the largest function."""
+    name = wanted.spec.name
+    working = wanted.spec.resources.working_memory_bytes
+    every = [placement.Weights(wanted.artefact.layout.image_bytes, working, wanted.spec.pinned)]
+    for function in unit.functions.all():
+        if function.name == name or function.state != "ACTIVE":
+            continue
+        for row in (function.active, *shares.beside_active(function)):
+            spec = rows.version_message(row).spec
+            working = spec.resources.working_memory_bytes
+            every.append(placement.Weights(row.artefact.weights_bytes, working, spec.pinned))
+    misfit = placement.pin_misfit(every, nodes)
+    if misfit is not None:
+        raise FailedPrecondition("PIN_TOO_LARGE", f"function '{name}' cannot be deployed: {misfit}", function=name)
 
 
 def _found(function: Function, wanted: _Wanted) -> tuple[Version | None, bool]:

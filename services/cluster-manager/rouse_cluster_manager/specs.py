@@ -122,6 +122,9 @@ def _check_texts(spec: functions.FunctionSpec) -> None:
 
 def _fill_scaling(spec: functions.FunctionSpec) -> None:
     scaling = spec.scaling
+    if spec.pinned:
+        # Its weights are mapped for an instance.
+        scaling.min_instances = max(1, scaling.min_instances)
     scaling.max_instances = scaling.max_instances or max(DEFAULT_MAX_INSTANCES, scaling.min_instances)
     _within(spec, "max_instances", scaling.max_instances, 1, MAX_INSTANCES)
     _within(spec, "min_instances", scaling.min_instances, 0, scaling.max_instances)

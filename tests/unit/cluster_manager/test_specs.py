@@ -49,7 +49,7 @@ def test_what_is_given_stays() -> None:
 
 def test_life_of_a_function_is_kept_as_it_is_given() -> None:
     spec = python_spec(
-        scaling=pb.Scaling(max_instances=1, idle_timeout=Duration(seconds=300)),
+        scaling=pb.Scaling(min_instances=1, max_instances=1, idle_timeout=Duration(seconds=300)),
         queue_capacity=256,
         batching=pb.Batching(max_batch_size=8, max_delay_us=500),
         limits=pb.Limits(max_concurrent_requests=4),
@@ -62,6 +62,12 @@ def test_life_of_a_function_is_kept_as_it_is_given() -> None:
     assert full == spec
     stored = rows.spec_columns(full)
     assert ParseDict(stored, pb.FunctionSpec()) == spec
+
+
+def test_a_pinned_function_keeps_an_instance() -> None:
+    assert specs.effective(python_spec(pinned=True), PYTHON).scaling.min_instances == 1
+    more = python_spec(pinned=True, scaling=pb.Scaling(min_instances=2))
+    assert specs.effective(more, PYTHON).scaling.min_instances == 2
 
 
 def test_a_spec_stored_before_these_fields_were_there_is_read() -> None:

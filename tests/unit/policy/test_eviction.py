@@ -93,6 +93,15 @@ def test_who_waits_for_another_device_evicts_copies_only() -> None:
     assert leaving(decided([resting("a", 80, is_copy=True)], claim)) == ["a"]
 
 
+def test_a_pinned_model_stays_but_for_a_copy_of_it() -> None:
+    claim = Claim(1, 60, 0, overdue=True)
+    refused = decided([resting("a", 80, pinned=True)], claim)
+    assert not refused.fits
+    assert "a: pinned" in refused.reason
+    assert leaving(decided([resting("a", 80, pinned=True, is_copy=True)], claim)) == ["a"]
+    assert leaving(decided([resting("a", 40, pinned=True, used=1), resting("b", 40, used=9)], claim)) == ["b"]
+
+
 candidates = st.lists(
     st.builds(
         Candidate,
@@ -104,6 +113,7 @@ candidates = st.lists(
         gap_s=st.sampled_from([0.1, 10.0, float("inf")]),
         is_copy=st.booleans(),
         first_ticket=st.none() | st.integers(1, 20),
+        pinned=st.booleans(),
     ),
     max_size=8,
 )
@@ -121,7 +131,7 @@ def test_what_is_decided_always_fits_and_is_allowed(
     for candidate in present:
         if candidate.version in gone:
             assert candidate.first_ticket is None or candidate.first_ticket >= 10
-            assert candidate.is_copy or last
+            assert candidate.is_copy or (last and not candidate.pinned)
     staying = [c for c in present if c.version not in gone]
 
     def fits(stay: list[Candidate]) -> bool:

@@ -16,8 +16,10 @@ from rouse_policy.placement import (
     Snapshot,
     State,
     Tier,
+    Weights,
     decide,
     misfit,
+    pin_misfit,
 )
 
 MIB = 1 << 20
@@ -159,3 +161,34 @@ def test_the_only_large_node_being_away_is_no_verdict_on_the_model() -> None:
     decision = place(Snapshot("f", 50 * MIB, 0, (away, replace(PLAIN, node_id="b", devices=()))))
     assert decision.refusal is Refusal.NO_NODE
     assert "a" in decision.reason.split(": ")[-1]
+
+
+def mesh_of(*capacities: int) -> tuple[NodeView, ...]:
+    devices = tuple(DeviceView(f"gpu{i}", capacity, capacity) for i, capacity in enumerate(capacities))
+    return (
+        NodeView("n0", True, devices, Tier.ABSENT, 1000, 1000, load=0, instances=0, same_version=0, failed_starts=0),
+    )
+
+
+def test_pinned_weights_leave_room_for_the_largest_other_function() -> None:
+    pin, other = Weights(60, 0, True), Weights(30, 10, False)
+    assert pin_misfit([pin, other], mesh_of(100)) is None
+    assert "largest other function" in (pin_misfit([pin, Weights(30, 11, False)], mesh_of(100)) or "")
+    assert pin_misfit([pin, Weights(90, 0, False)], mesh_of(100, 70)) is None, "each has a device"
+    assert "do not fit" in (pin_misfit([pin, pin], mesh_of(100)) or "")
+    assert pin_misfit([pin, pin], mesh_of(100, 60)) is None
+    assert pin_misfit([other, other], mesh_of(10)) is None, "nothing is pinned"
+    assert pin_misfit([pin], ()) is None, "without any device every size can be deployed"
+
+
+@given(
+    st.lists(st.builds(Weights, st.integers(1, 60), st.integers(0, 20), st.booleans()), max_size=6),
+    st.lists(st.integers(20, 100), min_size=1, max_size=3),
+)
+def test_what_is_accepted_can_be_laid_out(versions: list[Weights], capacities: list[int]) -> None:
+    if pin_misfit(versions, mesh_of(*capacities)) is not None:
+        return
+    pinned = [v for v in versions if v.pinned]
+    if pinned:
+        assert sum(v.weights_bytes for v in pinned) <= sum(capacities)
+        assert all(v.needed_bytes <= max(capacities) for v in versions)

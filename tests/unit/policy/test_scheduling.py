@@ -28,6 +28,7 @@ from rouse_policy.scheduling import (
     Waiter,
     decide,
     fits_at_all,
+    fits_beside,
     patience_s,
 )
 
@@ -222,6 +223,8 @@ class Node:
     count: int = 0
     names: int = 0
     tickets: list[int] = field(default_factory=list)
+    # Pinned models that leave room for all others.
+    stay: frozenset[str] = frozenset()
 
     def at(self, when: float, *event: Any) -> None:
         self.count += 1
@@ -259,18 +262,25 @@ class Node:
             self.residents[version, name] = replace(old, phase=Phase.RESTING, last_used_at=self.now)
 
     def decide(self) -> None:
+        pinned = [m for m in self.models.values() if m.pinned and m.version in self.instances.values()]
+        others = [m for m in self.models.values() if not m.pinned and m.size_bytes]
         view = Snapshot(
             tuple(Device(n, c, n in self.busy) for n, c in self.devices.items()),
             tuple(self.residents.values()),
             self.models,
             tuple(Executor(i, v) for i, v in self.instances.items() if i not in self.working),
             tuple(self.waiting),
+            tuple(m.version for m in pinned if all(v != m.version for v, _ in self.residents)),
+            max(others, key=lambda m: m.size_bytes + m.working_bytes, default=None),
         )
         decision, self.state = decide(view, self.state, self.settings, self.now)
         for load in decision.loads:
             for victim in load.victims:
                 assert self.residents.pop((victim.version, load.device)).phase is Phase.RESTING
             assert (load.version, load.device) not in self.residents
+            for victim in load.victims:
+                elsewhere = [r for (v, _), r in self.residents.items() if v == victim.version]
+                assert elsewhere or victim.version not in self.stay, "a pinned model left"
             self.residents[load.version, load.device] = Resident(load.version, load.device, Phase.LOADING)
             self.swaps += 1
             self.at(self.now + self.load_s, "loaded", load.version, load.device)
@@ -362,3 +372,58 @@ def test_everybody_is_served_and_memory_always_fits(
     for place, ticket in enumerate(tickets):
         bound = 0.5 + (place + 1) * (node.load_s + node.execute_s) + 0.5
         assert node.waited(ticket) <= bound
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals,
+    st.lists(st.integers(60, 160), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30), st.booleans()), min_size=5, max_size=5),
+)
+def test_pinned_models_come_first_and_stay_and_everybody_else_is_served(
+    requests: list[tuple[float, int]], capacities: list[int], shapes: list[tuple[int, int, bool]]
+) -> None:
+    models: dict[str, Model] = {}
+    for number, (size, working, pinned) in enumerate(shapes):
+        working = min(working, max(capacities) - size)
+        models[str(number)] = Model(str(number), size, working, pinned=pinned)
+    devices = {f"d{i}": c for i, c in enumerate(capacities)}
+    pins = [m for m in models.values() if m.pinned]
+    largest = max(
+        (m for m in models.values() if not m.pinned), key=lambda m: m.size_bytes + m.working_bytes, default=None
+    )
+    roomy = fits_beside(largest or Model("", 0, 0), pins, max(capacities))
+    stay = frozenset(m.version for m in pins) if roomy else frozenset[str]()
+    node = Node(devices, models, {f"i{v}": v for v in models}, Settings(), stay=stay)
+    node.at(0.0, "wake")
+    tickets = [node.arrive(when, str(version)) for when, version in sorted(requests)]
+    node.run(1000.0)
+    resident = {v for v, _ in node.residents if models[v].pinned}
+    # What was brought has left room for the largest of the others, so nobody waits for ever; a pinned model that
+    # would have left none is served like the others where there is room.
+    served = {node.tickets.index(name) for name in node.granted}
+    for place, name in enumerate(node.tickets):
+        version = str(sorted(requests)[tickets.index(name)][1])
+        assert place in served or (models[version].pinned and version not in resident), "somebody waits for ever"
+    assert stay <= resident, "there was room for all that are pinned"
+
+
+def test_a_pinned_model_is_brought_without_a_request_and_evicts_what_rests() -> None:
+    pin = Model("p", 60, 0, pinned=True)
+    view = replace(snapshot([device()], [], [resting("a")], [], p=pin), bring=("p",))
+    decision = decided(view)
+    assert loads(decision) == [("p", "d0")]
+    assert [victim.version for victim in decision.loads[0].victims] == ["a"] or not decision.loads[0].victims
+    assert "pinned" in decision.loads[0].reason
+    # Beside it, a model of 50 would find no room on the only device: then it is not brought.
+    assert not decided(replace(view, largest=Model("b", 50, 0))).loads
+    assert loads(decided(replace(view, devices=(device(), device("d1")), largest=Model("b", 50, 0))))
+
+
+def test_an_overdue_request_claims_a_device_where_it_fits_beside_what_is_pinned() -> None:
+    pin = Model("p", 80, 0, pinned=True)
+    devices = [device("d0", busy=True), device("d1", busy=True)]
+    there = [Resident("p", "d0", Phase.RESTING), Resident("b", "d1", Phase.EXECUTING)]
+    view = snapshot(devices, [waiter(1, waited=5)], there, a=Model("a", 70, 0), b=Model("b", 70, 0), p=pin)
+    _, state = decide(view, State(), Settings(), NOW)
+    assert state.holds == (Hold("d1", 1),)

@@ -23,11 +23,12 @@ def describe(
         waiting=len(pool.waiting),
     )
     for device in pool.devices.values():
-        answer.devices.append(_device(device, node_id))
+        answer.devices.append(_device(pool, device, node_id))
     for model in pool.models.values():
         residents = pool.residents_of(model.version_id)
+        pinned = pool.is_pinned(model)
         for resident in residents:
-            answer.residency.append(_row(model, node_id, resident.machine, resident.device.name))
+            answer.residency.append(_row(model, node_id, resident.machine, resident.device.name, pinned))
         if not residents:
             answer.residency.append(_row(model, node_id, _beside_devices(model), ""))
     return answer
@@ -39,21 +40,23 @@ def _beside_devices(model: Model) -> Machine:
     return left if left is not None and left.state is own.state and left.since >= own.since else own
 
 
-def _device(device: Device, node_id: str) -> DeviceSummary:
+def _device(pool: Pool, device: Device, node_id: str) -> DeviceSummary:
     return DeviceSummary(
         name=device.name,
         kind=device.kind,
         capacity_bytes=device.ledger.capacity_bytes,
         mapped_bytes=device.ledger.mapped_bytes,
         reserved_bytes=device.ledger.reserved_bytes,
-        residents=[_row(r.model, node_id, r.machine, device.name) for r in device.residents.values()],
+        residents=[
+            _row(r.model, node_id, r.machine, device.name, pool.is_pinned(r.model)) for r in device.residents.values()
+        ],
         swap_in_count=device.swap_ins,
         eviction_count=device.evictions,
         executing=device.lease.model.function if device.lease is not None else "",
     )
 
 
-def _row(model: Model, node_id: str, machine: Machine, device: str) -> Residency:
+def _row(model: Model, node_id: str, machine: Machine, device: str, pinned: bool = False) -> Residency:
     since = Timestamp()
     since.FromMilliseconds(round(machine.since * 1000))
     return Residency(
@@ -62,7 +65,7 @@ def _row(model: Model, node_id: str, machine: Machine, device: str) -> Residency
         state=wire_name(machine.state),
         device=device,
         size_bytes=model.size_bytes,
-        reason=machine.reason,
+        reason=f"pinned; {machine.reason}" if pinned else machine.reason,
         swap_in_count=model.swap_ins,
         since=since,
     )

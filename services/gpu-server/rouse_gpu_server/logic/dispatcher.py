@@ -58,11 +58,17 @@ class Dispatcher:
         for lease in [x for x in self._pool.leases.values() if x.expires_at <= now and not x.ending]:
             self.abandon(lease, f"expired {now - lease.granted_at:.1f} s after it was granted")
         self._wake_at = None
-        if not self._pool.synced or not self.settled or not len(self._pool.waiting):
+        if not self._pool.synced or not self.settled:
+            return
+        pins = self._pool.to_bring(now)
+        due = tuple(version_id for version_id, at in pins.items() if at <= now)
+        if not due and not len(self._pool.waiting):
+            self._wake_at = min(pins.values(), default=None)
             return
         self._refuse_without_executors()
-        decision, self._state = scheduling.decide(self._pool.snapshot(), self._state, self._settings, now)
-        self._wake_at = decision.wake_at
+        decision, self._state = scheduling.decide(self._pool.snapshot(due), self._state, self._settings, now)
+        later = [at for at in pins.values() if at > now]
+        self._wake_at = min([*later, *([decision.wake_at] if decision.wake_at is not None else [])], default=None)
         for load in decision.loads:
             self._swapper.load(load)
         for grant in decision.grants:

@@ -158,8 +158,10 @@ class Swapper:
             model.swaps.append(swap)
             self._wakeup.kick()
         if error is not None:
+            model.swap_failed_at = self._clock.monotonic()
             self._failed(loading, error)
             return
+        model.swap_failed_at = None
         self._succeeded(loading)
 
     def _succeeded(self, loading: _Loading) -> None:

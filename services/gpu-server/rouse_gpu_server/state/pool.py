@@ -9,6 +9,8 @@ from rouse_gpu_server.state.residency import Step, Tier
 from rouse_gpu_server.state.waiting import WaitingList
 from rouse_policy import scheduling
 
+# Pause before a pinned version whose load failed is loaded again.
+PIN_RETRY_S = 5.0
 PHASES = {
     Tier.SWAPPING_IN: scheduling.Phase.LOADING,
     Tier.DEVICE: scheduling.Phase.RESTING,
@@ -111,15 +113,30 @@ class Pool:
 
     # ---- policy ----
 
-    def snapshot(self) -> scheduling.Snapshot:
-        """What the scheduling policy needs to know."""
+    def is_pinned(self, model: Model) -> bool:
+        """Whether one copy of the model stays on a device: as long as an instance serves it."""
+        return model.version.spec.pinned and not model.dropping and self.serves(model.version_id)
+
+    def to_bring(self, now: float) -> dict[str, float]:
+        """Pinned versions that should be on a device and are on none, with when to try: now, or a while after
+        a load that failed."""
+        due = {}
+        for model in self.models.values():
+            if model.size_bytes and self.is_pinned(model) and model.artefact.on_disk:
+                failed_at = model.swap_failed_at
+                if not self.residents_of(model.version_id):
+                    due[model.version_id] = now if failed_at is None else max(now, failed_at + PIN_RETRY_S)
+        return due
+
+    def snapshot(self, bring: tuple[str, ...] = ()) -> scheduling.Snapshot:
+        """What the scheduling policy needs to know; `bring` are pinned versions to be loaded."""
         free = [e for e in self.executors.values() if e.usable]
         counts: dict[str, int] = {}
         for executor in free:
             counts[executor.version_id] = counts.get(executor.version_id, 0) + 1
         waiters = self.waiting.heads(counts)
         residents = [r for d in self.devices.values() for r in d.residents.values()]
-        versions = {w.version_id for w in waiters} | {r.model.version_id for r in residents}
+        versions = {w.version_id for w in waiters} | {r.model.version_id for r in residents} | set(bring)
         return scheduling.Snapshot(
             devices=tuple(
                 scheduling.Device(d.name, d.ledger.capacity_bytes, d.lease is not None) for d in self.devices.values()
@@ -141,7 +158,19 @@ class Pool:
             waiters=tuple(
                 scheduling.Waiter(w.ticket, w.version_id, w.arrived, w.deadline, w.instance_id) for w in waiters
             ),
+            bring=bring,
+            largest=self._largest(),
         )
+
+    def _largest(self) -> scheduling.Model | None:
+        """The model that needs most of a device, of those that are not pinned; none where nothing is pinned."""
+        if not any(self.is_pinned(model) for model in self.models.values()):
+            return None
+        others = [
+            m for m in self.models.values() if m.size_bytes and not self.is_pinned(m) and self.serves(m.version_id)
+        ]
+        largest = max(others, key=lambda m: m.size_bytes + m.working_bytes, default=None)
+        return None if largest is None else self._model(largest)
 
     def _phase(self, resident: Resident) -> scheduling.Phase:
         if resident.state is Tier.EVICTING and any(e.stuck for e in self.holders(resident)):
@@ -151,7 +180,9 @@ class Pool:
     def _model(self, model: Model) -> scheduling.Model:
         in_memory = model.artefact.machine.state is Tier.HOST
         source = scheduling.HOST if in_memory else scheduling.DISK
-        return scheduling.Model(model.version_id, model.size_bytes, model.working_bytes, source, model.gap_s)
+        return scheduling.Model(
+            model.version_id, model.size_bytes, model.working_bytes, source, model.gap_s, self.is_pinned(model)
+        )
 
     def check(self) -> None:
         """Raises AssertionError where the records contradict each other; for tests and idle moments."""

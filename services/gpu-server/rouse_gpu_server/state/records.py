@@ -83,6 +83,7 @@ class Model:
         gap_s: smoothed time between requests, seconds; infinite before the second.
         swaps: the newest swaps, whether or not they succeeded; `swaps_ended` counts all.
         dropping: it is being dropped and takes no requests.
+        swap_failed_at: when a load last failed, monotonic seconds; None where none did since one succeeded.
         left: the copy that was evicted last, as it ended: back in host memory, with the reason.
     """
 
@@ -94,6 +95,7 @@ class Model:
     swaps_ended: int = 0
     swaps: deque[Swap] = field(default_factory=lambda: deque(maxlen=KEPT_SWAPS))
     dropping: bool = False
+    swap_failed_at: float | None = None
     left: Machine | None = None
 
     @property

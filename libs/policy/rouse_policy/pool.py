@@ -1,0 +1,162 @@
+"""What the scheduling policy decides on and what it decides: a node's devices as one pool, in values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rouse_policy import eviction
+
+HOST = "host"
+DISK = "disk"
+
+
+class Phase(Enum):
+    """What a model's copy on a device is doing."""
+
+    LOADING = "LOADING"
+    RESTING = "RESTING"
+    EXECUTING = "EXECUTING"
+    # Its memory comes free by itself.
+    LEAVING = "LEAVING"
+    # It was told to leave and does not: its memory cannot be counted on.
+    STUCK = "STUCK"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device: its memory, and whether its compute slot is taken."""
+
+    name: str
+    capacity_bytes: int
+    busy: bool
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A copy of a model on a device; times in seconds on the clock of `now`."""
+
+    version: str
+    device: str
+    phase: Phase
+    loaded_at: float = 0.0
+    last_used_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """Args:
+    version: version id.
+    size_bytes: device memory of its weights; 0 needs no device.
+    working_bytes: device memory beside them while one request executes.
+    source: where a load would read the weights: HOST or DISK.
+    gap_s: mean time between its recent requests, seconds.
+    pinned: one copy of it stays on a device.
+    """
+
+    version: str
+    size_bytes: int
+    working_bytes: int
+    source: str = HOST
+    gap_s: float = float("inf")
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Executor:
+    """An instance that can take a request now, and the device that it is attached to."""
+
+    instance: str
+    version: str
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A request that waits. Tickets count up in the order of arrival; times in seconds. With an instance only
+    that one will do."""
+
+    ticket: int
+    version: str
+    arrived: float
+    deadline: float
+    instance: str = ""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The pool as it is. `waiters` in the order of their tickets; of a model's waiters only as many need
+    to be named as it has free executors and one more, of those that want one instance the first.
+    `bring` names pinned models that are on no device, `largest` is the model that needs most of those which
+    are not pinned."""
+
+    devices: tuple[Device, ...]
+    residents: tuple[Resident, ...]
+    models: Mapping[str, Model]
+    executors: tuple[Executor, ...]
+    waiters: tuple[Waiter, ...]
+    bring: tuple[str, ...] = ()
+    largest: Model | None = None
+
+
+@dataclass(frozen=True)
+class Hold:
+    """An overdue request's claim to a device."""
+
+    device: str
+    ticket: int
+
+
+@dataclass(frozen=True)
+class State:
+    holds: tuple[Hold, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Args:
+    patience_s: after so long a request without memory is overdue.
+    replica_after_s: after so long behind a busy device that holds its model, a request may evict others
+        for a second copy.
+    loads_per_device: copies in flight to one device; more would only share its bandwidth.
+    eviction: settings of the eviction policy.
+    """
+
+    patience_s: float = 0.5
+    replica_after_s: float = 0.25
+    loads_per_device: int = 1
+    eviction: eviction.Settings = field(default_factory=eviction.Settings)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The request gets the device's compute slot and the instance; `device` is HOST without weights."""
+
+    ticket: int
+    device: str
+    instance: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """The version is brought to the device from `source` (HOST, DISK or a sibling device), once the
+    victims have left."""
+
+    version: str
+    device: str
+    source: str
+    victims: tuple[eviction.Victim, ...]
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to start now, and when to decide again if nothing else happens before."""
+
+    grants: tuple[Grant, ...]
+    loads: tuple[Load, ...]
+    wake_at: float | None
+    reason: str
