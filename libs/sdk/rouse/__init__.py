@@ -5,6 +5,7 @@
 
 from importlib.metadata import version as _version
 
+from rouse.access import Key, NewKey, Secret, Tenant
 from rouse.aio import AsyncClient
 from rouse.client import Client
 from rouse.errors import (
@@ -70,7 +71,9 @@ __all__ = [
     "Instance",
     "Internal",
     "InvalidArgument",
+    "Key",
     "Limits",
+    "NewKey",
     "Node",
     "NotFound",
     "Objective",
@@ -84,9 +87,11 @@ __all__ = [
     "Result",
     "RouseError",
     "Scaling",
+    "Secret",
     "Service",
     "Span",
     "Status",
+    "Tenant",
     "TensorSpec",
     "Timings",
     "Unauthenticated",

@@ -11,9 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from rouse import convert, tensors
+from rouse.access import AsyncAccess
 from rouse.address import Gateway, locate
 from rouse.deploying import Deploy, Overrides, Steps
 from rouse.errors import Internal, InvalidArgument, NotFound, Unavailable, about
+from rouse.keys import find_key
 from rouse.package import Package, read_package
 from rouse.transport import LoopTransport, Transport
 from rouse.types import (
@@ -51,6 +53,7 @@ class AsyncClient:
         timeout: seconds that a call may take where it names no timeout of its own.
         ca: PEM file of the authority that the gateway's certificate has to come from. None: ROUSE_CA, else that
             of the running embedded mesh, else the machine's for grpcs://.
+        api_key: shown with every call. None: ROUSE_API_KEY, else that of the running embedded mesh.
 
     Every method raises RouseError, with `reason` for programs and `hint` for people. Reads are tried
     again where the mesh is unavailable for a moment; nothing that changes or computes is.
@@ -62,12 +65,15 @@ class AsyncClient:
         *,
         timeout: float = 60.0,
         ca: str | os.PathLike[str] | None = None,
-        transport: Callable[[Gateway], Transport] = LoopTransport,
+        api_key: str | None = None,
+        transport: Callable[[Gateway, str | None], Transport] = LoopTransport,
     ) -> None:
         gateway = locate(address, ca)
         self.address = gateway.address
         self._timeout = timeout
-        self._transport = transport(gateway)
+        self._transport = transport(gateway, find_key(api_key, gateway.address))
+        # Tenants, keys and secrets.
+        self.access = AsyncAccess(self._transport, timeout)
         self._signatures: OrderedDict[str, Mapping[str, TensorSpec]] = OrderedDict()
 
     async def __aenter__(self) -> Self:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rouse.access import Access
 from rouse.aio import AsyncClient
 from rouse.package import Package
 from rouse.transport import BlockingTransport, finish
@@ -35,9 +36,16 @@ class Client:
     """
 
     def __init__(
-        self, address: str | None = None, *, timeout: float = 60.0, ca: str | os.PathLike[str] | None = None
+        self,
+        address: str | None = None,
+        *,
+        timeout: float = 60.0,
+        ca: str | os.PathLike[str] | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self._client = AsyncClient(address, timeout=timeout, ca=ca, transport=BlockingTransport)
+        self._client = AsyncClient(address, timeout=timeout, ca=ca, api_key=api_key, transport=BlockingTransport)
+        # Tenants, keys and secrets.
+        self.access = Access(self._client.access)
 
     @property
     def address(self) -> str:

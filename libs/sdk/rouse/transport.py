@@ -12,12 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import grpc
 
 from rouse.address import Gateway
 from rouse.errors import from_rpc_error
+from rouse_contracts.access import AccessServiceStub
 from rouse_contracts.functions import FunctionServiceStub
 
 T = TypeVar("T")
@@ -39,8 +41,9 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 class Transport(ABC):
     """Calls by method name, every one with a timeout in seconds. Failures are raised as RouseError."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, api_key: str | None = None) -> None:
         self.gateway, self.address = gateway, gateway.address
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else None
 
     @abstractmethod
     async def unary(self, method: str, request: Any, timeout_s: float) -> Any: ...
@@ -81,21 +84,26 @@ class Transport(ABC):
         return options
 
 
+def _methods(channel: Any) -> Any:
+    """Every method of the mesh by its name."""
+    return SimpleNamespace(**vars(FunctionServiceStub(channel)), **vars(AccessServiceStub(channel)))
+
+
 class BlockingTransport(Transport):
     """Over a blocking channel; safe to use from several threads."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        super().__init__(gateway)
+    def __init__(self, gateway: Gateway, api_key: str | None = None) -> None:
+        super().__init__(gateway, api_key)
         credentials = gateway.credentials()
         if credentials is None:
             self._channel = grpc.insecure_channel(self.address, options=self._options())
         else:
             self._channel = grpc.secure_channel(self.address, credentials, options=self._options())
-        self._stub: Any = FunctionServiceStub(self._channel)
+        self._stub = _methods(self._channel)
 
     async def unary(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
-            return getattr(self._stub, method)(request, timeout=timeout_s)
+            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.address) from None
 
@@ -103,7 +111,7 @@ class BlockingTransport(Transport):
         return await self.unary(method, requests, timeout_s)
 
     async def stream(self, method: str, request: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
-        call = getattr(self._stub, method)(request, timeout=timeout_s)
+        call = getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
         try:
             for response in call:
                 yield response
@@ -139,8 +147,8 @@ def _start(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
 class LoopTransport(Transport):
     """Over grpc.aio; the channel belongs to the event loop of the first call."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        super().__init__(gateway)
+    def __init__(self, gateway: Gateway, api_key: str | None = None) -> None:
+        super().__init__(gateway, api_key)
         self._credentials = gateway.credentials()
         self._channel: grpc.aio.Channel | None = None
         self._made: Any = None
@@ -152,12 +160,12 @@ class LoopTransport(Transport):
                 self._channel = grpc.aio.insecure_channel(self.address, options=self._options())
             else:
                 self._channel = grpc.aio.secure_channel(self.address, self._credentials, options=self._options())
-            self._made = FunctionServiceStub(self._channel)
+            self._made = _methods(self._channel)
         return self._made
 
     async def unary(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
-            return await getattr(self._stub, method)(request, timeout=timeout_s)
+            return await getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self.address) from None
 
@@ -171,7 +179,7 @@ class LoopTransport(Transport):
         return await self.unary(method, read(), timeout_s)
 
     async def stream(self, method: str, request: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
-        call = getattr(self._stub, method)(request, timeout=timeout_s)
+        call = getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:
                 yield response

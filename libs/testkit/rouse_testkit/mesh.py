@@ -131,10 +131,12 @@ class Mesh:
         """Of the first device of a node."""
         return self._options.parsed_devices()[0].capacity_bytes
 
-    def client(self) -> rouse.Client:
-        """A client of this mesh, closed by `stop`."""
-        tls = self.info.tls
-        client = rouse.Client(self.gateway_address, ca=tls.files.ca if tls is not None else None)
+    def client(self, api_key: str | None = None) -> rouse.Client:
+        """A client of this mesh, closed by `stop`; with its administrator's key unless another one is given."""
+        tls, own = self.info.tls, self.info.api_key_file
+        if api_key is None and own is not None:
+            api_key = own.read_text()
+        client = rouse.Client(self.gateway_address, ca=tls.files.ca if tls is not None else None, api_key=api_key)
         self._clients.append(client)
         return client
 

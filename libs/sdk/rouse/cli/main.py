@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 import rouse
-from rouse.cli import calling, deploying, dev, failures, functions, life, mesh, watching
+from rouse.cli import access, calling, deploying, dev, failures, functions, life, mesh, watching
 from rouse.cli.state import State, common
 
 
@@ -38,6 +38,9 @@ for command in (
     watching.logs,
     watching.trace,
     functions.delete,
+    access.tenants,
+    access.keys,
+    access.secrets,
     mesh.version,
 ):
     cli.add_command(command)

@@ -43,6 +43,12 @@ class OwnedFunctions(FunctionService):
         await self._check(request.name)
         return await super().RollBack(request, context)
 
+    async def SleepFunction(
+        self, request: functions.SleepFunctionRequest, context: Context
+    ) -> functions.SleepFunctionResponse:
+        await self._check(request.name)
+        return await super().SleepFunction(request, context)
+
     async def GetFunction(
         self, request: functions.GetFunctionRequest, context: Context
     ) -> functions.GetFunctionResponse:
