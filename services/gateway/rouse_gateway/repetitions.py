@@ -223,6 +223,8 @@ def unpack(kept: bytes, active: Version, versions: Callable[[str], Version | Non
     try:
         if kept[:1] == ERROR:
             raise from_status(kept[1:])
+        if kept[:1] != ANSWER:
+            raise DecodeError("it is neither an answer nor an error")
         head, outputs = split(kept[1:], OUTPUTS)
         response = functions.InferResponse.FromString(bytes(head))
         tensors = [wire.parse_tensor(output) for output in outputs]

@@ -24,10 +24,10 @@ from rouse_contracts.arrays import to_array
 EXPORTS = {
     "AlreadyExists", "AsyncClient", "Batching", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Deployment",
     "Description", "Device", "Event", "FailedPrecondition", "Function", "Instance", "Internal", "InvalidArgument",
-    "Limits", "Node", "NotFound", "Objective", "Package", "PackageError", "PermissionDenied", "Progress", "Residency",
-    "ResourceExhausted", "Resources", "Result", "RouseError", "Scaling", "Service", "Span", "Status", "TensorSpec",
-    "Timings", "Unauthenticated", "Unavailable", "Unimplemented", "Unreachable", "Usage", "Version", "__version__",
-    "read_package",
+    "Key", "Limits", "NewKey", "Node", "NotFound", "Objective", "Package", "PackageError", "PermissionDenied",
+    "Progress", "Residency", "ResourceExhausted", "Resources", "Result", "RouseError", "Scaling", "Secret",
+    "Service", "Span", "Status", "Tenant", "TensorSpec", "Timings", "Unauthenticated", "Unavailable",
+    "Unimplemented", "Unreachable", "Usage", "Version", "__version__", "read_package",
 }  # fmt: skip
 
 
