@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
 
-from rouse_contracts import inference, node
+from rouse_contracts import functions, inference, node
 from rouse_testkit.doubles_gateway import echo
-from rouse_testkit.front import Front, eventually
+from rouse_testkit.front import Front, eventually, floats, fp32, refused
 
 WAIT_S = 30.0
 
@@ -62,6 +63,79 @@ async def test_a_client_that_asks_for_it_gets_failures_as_the_stream_s_status(f:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         [response async for response in call]
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def thrice(given: node.InferRequest) -> AsyncIterator[node.InferResponse]:
+    for _ in range(3):
+        yield await echo(given)
+
+
+@pytest.fixture
+async def many(front: Front) -> Front:
+    """The function "many" is decoupled and gives three responses."""
+    front.control.add_function("many", nodes=["n0"], decoupled=True)
+    front.node.behaviour = thrice
+    await front.publish()
+    return front
+
+
+async def test_a_decoupled_function_answers_as_often_as_it_likes(many: Front) -> None:
+    asks = request(many, 1.0, "1", "many")
+    asks.parameters["triton_enable_empty_final_response"].bool_param = True
+    got = [response async for response in many.models.ModelStreamInfer(iter([asks]), timeout=WAIT_S)]
+    finals = [r.infer_response.parameters["triton_final_response"].bool_param for r in got]
+    assert finals == [False, False, False, True]
+    assert [value(r) for r in got[:3]] == [1.0] * 3
+    assert not got[3].infer_response.outputs
+    code, details, text = await refused(many.models.ModelInfer(request(many, 1.0, model="many"), timeout=WAIT_S))
+    assert (code, details.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_ONE_RESPONSE")
+    assert "decoupled transaction policy" in text
+
+
+async def test_rouse_s_own_contract_streams_as_well(many: Front) -> None:
+    given = functions.InferRequest(function="many", inputs=[fp32("x", 2.0)], request_id="mine")
+    call = many.mesh.InferStream(functions.InferStreamRequest(request=given), timeout=WAIT_S)
+    got = [message.response async for message in call]
+    assert [(r.request_id, r.function, floats(r.outputs[0])) for r in got] == [("mine", "many", [2.0])] * 3
+    code, details, _ = await refused(
+        anext(aiter(many.mesh.InferStream(functions.InferStreamRequest(), timeout=WAIT_S)))
+    )
+    assert (code, details.reason) == (grpc.StatusCode.NOT_FOUND, "FUNCTION_NOT_FOUND")
+
+
+async def test_what_a_request_says_of_itself_reaches_the_node(f: Front) -> None:
+    said = request(f, 1.0)
+    said.parameters["priority"].uint64_param = 2
+    said.parameters["sequence_id"].string_param = "s"
+    said.parameters["sequence_start"].bool_param = True
+    said.parameters["depth"].int64_param = -3
+    said.parameters["triton_own"].string_param = "nobody's"
+    await f.models.ModelInfer(said, timeout=WAIT_S)
+    options = functions.RequestOptions(priority=2, sequence=functions.Sequence(id="s", start=True))
+    options.parameters["depth"].int64_value = -3
+    assert f.node.requests[-1].options == options
+    given = functions.InferRequest(function="f", inputs=[fp32("x", 2.0)], options=options)
+    await f.mesh.Infer(given, timeout=WAIT_S)
+    assert f.node.requests[-1].options == options
+    given.options.sequence.id = ""
+    code, details, _ = await refused(f.mesh.Infer(given, timeout=WAIT_S))
+    assert (code, details.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_PARAMETER")
+
+
+async def test_requests_of_a_sequence_all_go_to_one_node(front: Front) -> None:
+    await front.control.add_node("n1")
+    front.control.add_function("f", nodes=["n0", "n1"])
+    await front.publish()
+    nodes = front.control.nodes.values()
+    for name in range(12):
+        for position in range(4):
+            said = request(front, 1.0)
+            said.parameters["sequence_id"].int64_param = name + 1
+            said.parameters["sequence_start"].bool_param = position == 0
+            await front.models.ModelInfer(said, timeout=WAIT_S)
+    seen = [{r.options.sequence.id for r in double.requests} for double in nodes]
+    assert not seen[0] & seen[1], "a sequence was served by two nodes"
+    assert all(seen), "all sequences went to one node"
 
 
 async def never(given: node.InferRequest) -> node.InferResponse:

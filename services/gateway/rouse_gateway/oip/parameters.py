@@ -78,6 +78,20 @@ def read(model: str, given: Mapping[str, Value]) -> Parameters:
     )
 
 
+def check_options(model: str, options: functions.RequestOptions) -> None:
+    """Checks options that came as such. Raises InvalidArgument BAD_PARAMETER."""
+    if len(options.parameters) > MAX_PARAMETERS:
+        raise _bad(
+            model, "parameters", f"{len(options.parameters)} parameters are given, {MAX_PARAMETERS} are the most"
+        )
+    if options.ByteSize() > 2 * MAX_PARAMETER_BYTES:
+        raise _bad(model, "parameters", f"they are longer than {MAX_PARAMETER_BYTES} bytes together")
+    if options.priority > MAX_PRIORITY:
+        raise _bad(model, PRIORITY, f"want a whole number of 0 to {MAX_PRIORITY}, got {options.priority}")
+    if options.HasField("sequence") and not 0 < len(options.sequence.id) <= MAX_ID_LENGTH:
+        raise _bad(model, SEQUENCE_ID, f"want 1 to {MAX_ID_LENGTH} characters, got {len(options.sequence.id)}")
+
+
 def _bad(model: str, name: str, text: str) -> InvalidArgument:
     return InvalidArgument(
         "BAD_PARAMETER",

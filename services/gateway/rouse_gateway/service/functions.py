@@ -6,25 +6,23 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from rouse_common.errors import InvalidArgument, RouseError
+from rouse_common.errors import RouseError
 from rouse_common.rpc import Channels, remaining_s
-from rouse_common.telemetry import current_trace_id
 from rouse_contracts import cluster, functions
-from rouse_contracts.wire import split
-from rouse_gateway import deploy, wire
+from rouse_gateway import deploy
 from rouse_gateway.access.caller import current
 from rouse_gateway.adapters import health
 from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
 from rouse_gateway.adapters.logs import Filter, Logs
 from rouse_gateway.adapters.traces import Traces
-from rouse_gateway.dispatch import Answer, Call, Serves
+from rouse_gateway.dispatch import Serves
 from rouse_gateway.feed import RoutingFeed
-from rouse_gateway.service import convert
+from rouse_gateway.service import calls, convert
 from rouse_gateway.service.raw import register_raw
 from rouse_gateway.state import Routes, Table
 
@@ -35,9 +33,6 @@ UPLOAD_TIMEOUT_S = 3600.0
 # Inspecting an artefact reads its files; a function may have to end what executes before it is deleted.
 MANAGE_TIMEOUT_S = 120.0
 STATUS_TIMEOUT_S = 2.0
-
-INPUTS = functions.InferRequest.INPUTS_FIELD_NUMBER
-OUTPUTS = functions.InferResponse.OUTPUTS_FIELD_NUMBER
 
 
 @dataclass(frozen=True)
@@ -193,28 +188,16 @@ class FunctionService(functions.FunctionServiceServicer):
 
     async def Infer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """One inference, serialised request to serialised response."""
-        try:
-            head, tensors = split(data, INPUTS)
-            request = functions.InferRequest.FromString(bytes(head))
-            inputs = [wire.parse_tensor(tensor) for tensor in tensors]
-        except DecodeError as error:
-            raise InvalidArgument(
-                "MALFORMED_REQUEST",
-                f"the request is no rouse.functions.v1.InferRequest: {error}; is the client's contract ours?",
-            ) from None
-        timeout_s = remaining_s(context, self._default_timeout_s)
-        answer = await self._dispatcher.infer(
-            Call(
-                request.function,
-                request.version,
-                inputs,
-                request.output_names,
-                timeout_s,
-                options=request.options if request.HasField("options") else None,
-                idempotency_key=request.request_id,
-            )
-        )
-        return _infer_response(answer, request.request_id)
+        call, request_id = calls.read_call(data, remaining_s(context, self._default_timeout_s))
+        return b"".join(calls.write_response(await self._dispatcher.infer(call), request_id))
+
+    async def InferStream(self, data: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """One inference, serialised request to as many serialised responses as it has."""
+        request = calls.read_streamed(data)
+        call, request_id = calls.read_call(request, remaining_s(context, self._default_timeout_s))
+        async with aclosing(self._dispatcher.stream(call)) as answers:
+            async for answer in answers:
+                yield calls.write_streamed(answer, request_id)
 
     # ---- Seeing what happens --------------------------------------------------------------------------
 
@@ -260,17 +243,4 @@ class FunctionService(functions.FunctionServiceServicer):
         return [convert.node_summary(node, instances.get(node.node_id, 0)) for node in found]
 
 
-def _infer_response(answer: Answer, request_id: str) -> bytes:
-    head = functions.InferResponse(
-        request_id=request_id or answer.request_id,
-        function=answer.version.function,
-        version=answer.version.number,
-        timings=answer.timings,
-        trace_id=current_trace_id(),
-        node_id=answer.node_id,
-        device=answer.device,
-    ).SerializeToString()
-    return b"".join([head, *wire.tensor_parts(answer.outputs, OUTPUTS)])
-
-
-register = register_raw(functions.add_FunctionServiceServicer_to_server, {"Infer"})
+register = register_raw(functions.add_FunctionServiceServicer_to_server, {"Infer", "InferStream"})
