@@ -122,25 +122,3 @@ def test_the_reason_says_what_was_weighed() -> None:
     assert decision.reason == "a of 2 nodes: weights HOST, 2 waiting, cost 6"
     gone = choose(Candidate("a", "HOST", 2), excluded=frozenset({"a"}))
     assert gone == Decision(None, "none of 1 nodes is left, 1 turned the request away")
-
-
-@given(snapshots, states, st.text(min_size=1, max_size=5))
-def test_a_sequence_stays_where_it_is(snapshot: Snapshot, state: State, sequence: str) -> None:
-    snapshot = replace(snapshot, sequence=sequence)
-    decision, after = decide(snapshot, state, DEFAULTS, 0.0)
-    assert after == state, "it does not use up turns"
-    left = [c for c in snapshot.candidates if c.node_id not in snapshot.excluded]
-    assert (decision.node_id is None) == (not left)
-    busier = tuple(replace(c, queued_requests=c.queued_requests + 7, residency="DISK") for c in snapshot.candidates)
-    for other in (replace(snapshot, candidates=busier), replace(snapshot, candidates=snapshot.candidates[::-1])):
-        assert decide(other, State(3), DEFAULTS, 0.0)[0].node_id == decision.node_id
-    for gone in left:
-        if gone.node_id != decision.node_id:
-            fewer = replace(snapshot, excluded=snapshot.excluded | {gone.node_id})
-            assert decide(fewer, state, DEFAULTS, 0.0)[0].node_id == decision.node_id, "another node's end moved it"
-
-
-def test_sequences_are_spread_over_the_nodes() -> None:
-    nodes = tuple(Candidate(f"n{number}", "DEVICE", 0) for number in range(4))
-    chosen = [choose(*nodes, sequence=str(number)).node_id for number in range(400)]
-    assert all(chosen.count(node.node_id) > 60 for node in nodes)

@@ -61,6 +61,7 @@ def read(model: str, given: Mapping[str, Value]) -> Parameters:
         return NONE
     if len(given) > MAX_PARAMETERS:
         raise _bad(model, "parameters", f"{len(given)} parameters are given, {MAX_PARAMETERS} are the most")
+    _check_text(model, given)
     options = functions.RequestOptions()
     priority = _whole(model, given, PRIORITY, MAX_PRIORITY)
     if priority:
@@ -76,6 +77,17 @@ def read(model: str, given: Mapping[str, Value]) -> Parameters:
         idempotency_key=key,
         empty_final=_flag(model, given, EMPTY_FINAL),
     )
+
+
+def _check_text(model: str, given: Mapping[str, Value]) -> None:
+    """JSON may hold halves of characters, which no contract can carry."""
+    for name, value in given.items():
+        try:
+            name.encode()
+            if isinstance(value, str):
+                value.encode()
+        except UnicodeEncodeError:
+            raise _bad(model, ascii(name), "it is no text of whole characters") from None
 
 
 def check_options(model: str, options: functions.RequestOptions) -> None:
