@@ -158,7 +158,8 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back(start: Start) -> 
     assert refused.value.metadata["function"] == "f"
     behaviour.go.set()
     await asyncio.gather(*calls)
-    await mesh.row_with(completed=4, refused=1)
+    row = await mesh.row_with(completed=4, refused=1)
+    assert (row.statistics.success.count, row.statistics.fail.count) == (4, 1)
     assert "r4" not in await mesh.usage.until(4)
 
 

@@ -15,6 +15,7 @@ import pytest
 from rouse_common.errors import Internal, RouseError, Unavailable
 from rouse_contracts import device, functions, node
 from rouse_contracts.arrays import to_batch
+from rouse_node_router.adapters.devices import Devices, Lease
 from rouse_node_router.app import NodeRouter
 from rouse_node_router.config import NodeRouterConfig
 from rouse_testkit.doubles_node import ExecutorDouble
@@ -147,6 +148,23 @@ async def test_without_gpu_server_a_request_may_go_elsewhere(mesh: RouterNode, m
         await mesh.infer("r")
     assert refused.value.reason == "NO_INSTANCE"
     assert not mesh.usage.records
+
+
+async def test_a_fault_of_our_own_fails_one_request_and_no_more(
+    mesh: RouterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mesh.add_executor()
+    acquire = Devices.acquire
+
+    async def fails(self: Devices, version_id: str, *arguments: Any) -> Lease:
+        monkeypatch.setattr(Devices, "acquire", acquire)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Devices, "acquire", fails)
+    with pytest.raises(Internal, match="ZeroDivisionError"):
+        await mesh.infer("r0")
+    assert (await mesh.infer("r1", inputs=b"x")).outputs == b"x"
+    await mesh.all_released()
 
 
 TENSOR = to_batch({"x": np.ones((1, 2), np.float32)}).SerializeToString()

@@ -223,6 +223,13 @@ class Carriers:
         except RouseError as error:
             self._no_device(queue, task, error)
             return
+        except Exception as error:
+            LOG.exception("asking for a device failed function=%s", queue.function)
+            failure = Internal(
+                "ASK_FAILED", f"no device could be asked for, for function '{queue.function}': {error!r}"
+            )
+            self._no_device(queue, task, failure)
+            return
         members, reason = self._queues.granted(queue, task, until)
         use = Use(lease)
         if len(members) == 1:
@@ -271,13 +278,13 @@ class Carriers:
                 outputs = batches.split(executed.outputs, rows, queue.function)
             except (NotExecuted, RouseError) as error:
                 use.failed(error)
-                if isinstance(error, RouseError):
-                    self._queues.executed(queue, len(members), sum(rows), None)
-                if isinstance(error, InvalidArgument) or getattr(error, "reason", "") in MEMBERS_FAULT:
+                if isinstance(error, InvalidArgument) or error.reason in MEMBERS_FAULT:
                     LOG.info("batch executed one by one function=%s requests=%d: %s", queue.function, len(rows), error)
                     await self._one_by_one(use, batch)
-                else:
-                    batch.fail(error)
+                    return
+                if isinstance(error, RouseError):
+                    self._queues.executed(queue, len(members), sum(rows), None)
+                batch.fail(error)
                 return
         self.count(queue, len(members), sum(rows), executed)
         for ticket, output in zip(members, outputs, strict=True):

@@ -247,6 +247,7 @@ class Queues:
                 self.tell(victim, displaced(victim.request, gives_way.reason, admission))
                 return
         queue.ended[Outcome.REFUSED] += 1
+        queue.statistics.failed(0.0, cancelled=False)
         error = refused(request, admission)
         self._shed(error.reason)
         raise error
