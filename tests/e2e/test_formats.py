@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_an_exported_program(mesh: Mesh, tmp_path: Path) -> None:
     program = models.write_exported_mlp(tmp_path / "exported-mlp")
+    (tmp_path / "exported-mlp" / "export.py").write_text("raise SystemExit('this is never run')")
     client = mesh.client()
     done = client.deploy(tmp_path / "exported-mlp")
     assert (done.state, done.version.format) == ("READY", "TORCH_EXPORT")

@@ -31,6 +31,7 @@ HANDLER = {"handler": "main:F"}
         (["rouse.toml", "main.py"], {}, HANDLER, ARTEFACT_FORMAT_PYTHON),
         (["main.py"], {}, {}, ARTEFACT_FORMAT_PYTHON),
         (["program.json", "weights.safetensors"], {}, {}, ARTEFACT_FORMAT_TORCH_EXPORT),
+        (["program.json", "export.py"], {}, {}, ARTEFACT_FORMAT_TORCH_EXPORT),
         (["program.json", "main.py"], {}, HANDLER, ARTEFACT_FORMAT_PYTHON),
         (["main.py", "config.json"], ARCHITECTURES, {}, ARTEFACT_FORMAT_PYTHON),
         (["a/b.py", "config.json", "w.safetensors"], {"architectures": []}, {}, ARTEFACT_FORMAT_PYTHON),

@@ -63,7 +63,7 @@ def decide(paths: Collection[str], config: Mapping[str, Any], manifest: Mapping[
     1. rouse.toml names a handler: a Python package, whatever else is there.
     2. config.json names architectures and there are *.safetensors: a Hugging Face directory; its *.py files are
        kept and never run.
-    3. There is a program.json and no *.py file: a program of torch.export.
+    3. There is a program.json: a program of torch.export; its *.py files are kept and never run.
     4. There is a *.py file: a Python package.
 
     Raises InvalidArgument BAD_ARTEFACT that says what is missing.
@@ -77,10 +77,10 @@ def decide(paths: Collection[str], config: Mapping[str, Any], manifest: Mapping[
         if not code:
             text = f"{CONFIG} names {architecture(config)}, but there is no *.safetensors file with its weights"
             raise InvalidArgument("BAD_ARTEFACT", f"{text}; save it with save_pretrained(safe_serialization=True)")
-    if code:
-        return ARTEFACT_FORMAT_PYTHON
     if PROGRAM in paths:
         return ARTEFACT_FORMAT_TORCH_EXPORT
+    if code:
+        return ARTEFACT_FORMAT_PYTHON
     if CONFIG in paths:
         raise InvalidArgument("BAD_ARTEFACT", f"{CONFIG} names no class under 'architectures'", file=CONFIG)
     raise InvalidArgument(
