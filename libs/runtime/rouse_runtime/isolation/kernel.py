@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 from typing import Any
 
@@ -38,6 +39,7 @@ class _Data(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
 
 
+@functools.cache
 def libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
