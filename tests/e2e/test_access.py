@@ -204,6 +204,32 @@ def test_a_killed_gateway_runs_nothing_twice_and_keeps_no_slots(guarded: Mesh, t
     assert (lines.count("it begins 77"), lines.count("it begins 2")) == (1, 1)
 
 
+def test_a_killed_router_runs_nothing_twice(guarded: Mesh, tmp_path: Path) -> None:
+    client = guarded.client()
+    client.deploy(write_function(tmp_path / "lost", "lost", SLOW, *TENSORS))
+    x = {"x": np.array([4, 88], np.float32)}
+    failures: list[rouse.RouseError] = []
+
+    def call() -> None:
+        try:
+            client.infer("lost", x, request_id="once", timeout=30)
+        except rouse.RouseError as error:
+            failures.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    guarded.wait_until(lambda: "it begins 88" in log_of(guarded), "the function runs")
+    guarded.kill("node-router@node0")
+    caller.join(60)
+    guarded.wait_ready()
+    # Nobody knows whether it ran, so its repetition is told the same and does not run.
+    with pytest.raises(rouse.Unavailable) as again:
+        client.infer("lost", x, request_id="once", timeout=30)
+    assert [failure.reason for failure in failures] == [again.value.reason]
+    assert client.infer("lost", {"x": np.array([0, 3], np.float32)}, request_id="other")["y"].tolist() == [0, 3]
+    assert log_of(guarded).count("it begins 88") == 1
+
+
 def _patiently(mesh: Mesh, call: object) -> None:
     """Calls again while the gateway cannot be reached."""
 
