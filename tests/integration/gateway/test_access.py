@@ -101,6 +101,18 @@ async def test_a_request_needs_a_key_and_goes_out_as_its_tenants(guarded: Front)
     assert live.live
 
 
+async def test_requests_of_a_stream_are_the_tenant_s_that_opened_it(guarded: Front) -> None:
+    given = [guarded.model_request(model, 1.0) for model in ("own", "foreign", "common")]
+    call = guarded.models.ModelStreamInfer(iter(given), timeout=20, metadata=ACME)
+    got = [response async for response in call]
+    assert [response.error_message for response in got] == [
+        "", "Request for unknown model: 'foreign' is not found", "",
+    ]  # fmt: skip
+    assert {request.tenant for request in guarded.node.requests[-2:]} == {"acme"}
+    code, details, _ = await refused(anext(aiter(guarded.models.ModelStreamInfer(iter(given), timeout=20))))
+    assert (code, details.reason) == (grpc.StatusCode.UNAUTHENTICATED, "NO_KEY")
+
+
 async def test_functions_of_others_are_not_there_unless_they_are_shared(guarded: Front) -> None:
     unknown = await refused(call(guarded, "nothing", ACME, 1))
     hidden = await refused(call(guarded, "foreign", ACME, 1))

@@ -57,6 +57,22 @@ async def test_failures_are_in_band(f: Front) -> None:
     assert value(got[3]) == 2.0
 
 
+async def test_a_key_of_the_stream_does_not_make_its_requests_one(f: Front) -> None:
+    keyed = (("idempotency-key", "k"),)
+    given = [request(f, float(number)) for number in range(3)]
+    got = [r async for r in f.models.ModelStreamInfer(iter(given), timeout=WAIT_S, metadata=keyed)]
+    assert [value(r) for r in got] == [0.0, 1.0, 2.0]
+
+
+async def test_a_key_of_a_request_makes_its_repetition_the_same_one(f: Front) -> None:
+    given = request(f, 1.0)
+    given.parameters["idempotency_key"].string_param = "once"
+    for _ in range(2):
+        got = [r async for r in f.models.ModelStreamInfer(iter([given]), timeout=WAIT_S)]
+        assert value(got[0]) == 1.0
+    assert len(f.node.requests) == 1
+
+
 async def test_a_client_that_asks_for_it_gets_failures_as_the_stream_s_status(f: Front) -> None:
     given = [request(f, 1.0, "lost", "nobody"), request(f, 2.0)]
     call = f.models.ModelStreamInfer(iter(given), timeout=WAIT_S, metadata=(("triton_grpc_error", "true"),))
