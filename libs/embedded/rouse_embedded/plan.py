@@ -31,8 +31,10 @@ STOP_RANKS = {
 }
 STORE_STOP_RANK = 6
 DRAIN_S = 3.0
-# As many as a coordinator may have instances, so that those of two nodes are never the same user.
+# As many as a coordinator may have instances, so that those of two nodes are never the same user; and a range for
+# each mesh, since the kernel counts a user's processes over the whole machine.
 FIRST_USER, USERS_PER_NODE = 200_000, 4096
+NODES_PER_MESH, MESHES = 64, 4096
 STOP_TIMEOUT_S = 8.0
 
 
@@ -196,7 +198,12 @@ def _node_settings(
             "node_router": router,
             "node_router_link": links[f"node-router@{node}"],
             "runtime_dir": str(folders.runtime / node),
-            "first_user": str(FIRST_USER + USERS_PER_NODE * node_ids(options).index(node)),
+            "first_user": str(_first_user(folders.key, node_ids(options).index(node))),
         },
     }
     return {"node_id": node} | own[service]
+
+
+def _first_user(mesh_key: str, node: int) -> int:
+    mesh = int(mesh_key, 16) % MESHES
+    return FIRST_USER + (mesh * NODES_PER_MESH + node % NODES_PER_MESH) * USERS_PER_NODE
