@@ -40,6 +40,8 @@ async def every_rpc(plane: ControlPlane) -> dict[str, RouseError]:
         "CreateVersion": cluster.CreateVersionRequest(spec=spec, artefact_digest=digest_of("f")),
         "GetFunction": cluster.GetFunctionRequest(name="f"),
         "ListFunctions": cluster.ListFunctionsRequest(),
+        "SetTraffic": cluster.SetTrafficRequest(name="f"),
+        "RollBack": cluster.RollBackRequest(name="f"),
         "DeleteFunction": cluster.DeleteFunctionRequest(name="f"),
         "CreateInstance": cluster.CreateInstanceRequest(version_id="v"),
         "ReportInstance": cluster.ReportInstanceRequest(instance_id="i", state="INSTANCE_STATE_READY"),
