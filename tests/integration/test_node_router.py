@@ -126,7 +126,7 @@ async def test_it_stops_while_it_waits_for_gpu_server(redis_url: str) -> None:
 
 
 async def test_two_executors_work_at_once_and_no_more_than_allowed_wait_for_one(start: Start) -> None:
-    mesh = await start(max_acquires_per_version=2)
+    mesh = await start(max_acquires_per_version=2, lease_reuse_ms=0)
     behaviour = Held()
     for _ in range(2):
         (await mesh.add_executor()).behaviour = behaviour
@@ -141,6 +141,44 @@ async def test_two_executors_work_at_once_and_no_more_than_allowed_wait_for_one(
     assert mesh.devices.most_waiting <= 2
     await mesh.row_with(queued=0, executing=0, completed=12, failed=0)
     assert len(mesh.devices.acquired) == 12
+
+
+async def test_a_lease_serves_the_requests_that_follow_while_nobody_else_waits(start: Start) -> None:
+    mesh = await start(lease_reuse_ms=1000)
+    executor = await mesh.add_executor()
+    answers = await asyncio.gather(*[mesh.infer(f"r{number}", inputs=b"x") for number in range(50)])
+    assert [answer.outputs for answer in answers] == [b"x"] * 50
+    assert set(executor.executed.values()) == {1}
+    await mesh.all_released()
+    assert len(mesh.devices.acquired) < 10, "gpu-server was not asked for every request"
+    assert sum(release.requests for release in mesh.devices.releases if release.lease_id) == 50
+    assert sum(release.device_ms for release in mesh.devices.releases) == 50.0
+
+
+async def test_a_lease_is_not_kept_from_another_version(start: Start) -> None:
+    mesh = await start(lease_reuse_ms=1000)
+    behaviour = Held()
+    executor = await mesh.add_executor()
+    executor.behaviour = behaviour
+    mesh.devices.executors["v2"] = [executor]
+    calls = [asyncio.create_task(mesh.infer(f"r{number}")) for number in range(8)]
+    await behaviour.started.get()
+    other = asyncio.create_task(mesh.infer("other", version_id="v2"))
+    await mesh.devices.until(lambda: len(mesh.devices._waiting.get("v2", ())) == 1)
+    behaviour.go.set()
+    await asyncio.gather(*calls, other)
+    await mesh.all_released()
+    order = list(executor.executed)
+    assert order.index("other") < len(order) - 1, "it did not wait for all of the others"
+
+
+async def test_what_rests_is_given_back(start: Start) -> None:
+    mesh = await start()
+    await mesh.add_executor()
+    await mesh.infer("r0")
+    await mesh.all_released()
+    (release,) = mesh.devices.releases
+    assert (release.requests, release.abandoned) == (1, False)
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back(start: Start) -> None:

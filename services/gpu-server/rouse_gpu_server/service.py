@@ -105,7 +105,7 @@ class LeaseLink:
     async def release(self, message: Buffer, incoming: Incoming) -> Sequence[Buffer]:
         request = _parsed(ReleaseRequest, message)
         if request.lease_id:
-            self._leasing.release(request.lease_id, request.device_ms, request.abandoned)
+            self._leasing.release(request.lease_id, request.device_ms, request.abandoned, request.requests or 1)
         else:
             _require(request.acquire_id, "lease_id or acquire_id")
             self._leasing.release_lost(request.acquire_id, request.abandoned)

@@ -22,6 +22,7 @@ from rouse_node_router.adapters.executors import Executors
 from rouse_node_router.adapters.usage import Usage
 from rouse_node_router.carriers import Carriers
 from rouse_node_router.config import NodeRouterConfig
+from rouse_node_router.leases import Leases
 from rouse_node_router.metrics import QueueCollector
 from rouse_node_router.queues import Queues
 from rouse_node_router.requests import Requests
@@ -68,7 +69,8 @@ class NodeRouter:
                     channels, links, config.gpu_server, config.gpu_server_link, config.node_id, uuid.uuid4().hex, tasks
                 )
                 executors = Executors(links)
-                carriers = Carriers(config.node_id, queues, devices, executors, tasks, clock)
+                leases = Leases(devices, tasks, clock, config.lease_reuse_ms / 1000)
+                carriers = Carriers(config.node_id, queues, leases, executors, tasks, clock)
                 requests = Requests(config.node_id, queues, carriers, executors, usage, windows, clock, sequences)
                 infer = InferLink(config.node_id, requests)
 
@@ -96,7 +98,7 @@ class NodeRouter:
                 await server.set_serving(False)
                 await link.stop(config.drain_s)
                 await server.stop(config.drain_s)
-                await devices.released(LAST_WORDS_S)
+                await leases.released(LAST_WORDS_S)
                 for task in background:
                     task.cancel()
             await self._last_words(usage, windows)

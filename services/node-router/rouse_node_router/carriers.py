@@ -17,9 +17,10 @@ from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, RouseError, Unavailable
 from rouse_contracts import node
 from rouse_node_router import batches, metrics
-from rouse_node_router.adapters.devices import Devices, Lease
+from rouse_node_router.adapters.devices import Lease
 from rouse_node_router.adapters.executors import Executed, Executors, NotExecuted
 from rouse_node_router.answers import expired, no_instance, unanswered
+from rouse_node_router.leases import Leases
 from rouse_node_router.queues import Queues
 from rouse_node_router.statistics import Compute
 from rouse_node_router.tickets import Ticket
@@ -66,17 +67,17 @@ class Done:
 
 
 class Use:
-    """A lease in use: what the device worked, and whether it may still be at it."""
+    """A lease in use: what the device worked, whether it may still be at it, and whether the executor refused it."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.device_ms = 0.0
-        self.busy = False
+        self.busy = self.refused = False
 
     def failed(self, error: Exception) -> None:
         """Takes note of how an execution failed."""
         if isinstance(error, NotExecuted):
-            self.busy = error.suspect
+            self.busy, self.refused = error.suspect, True
         elif isinstance(error, RouseError):
             # Any other is the executor's own answer: it has ended the request, and is idle.
             self.busy = error.reason in ("EXECUTOR_LOST", "DEADLINE_EXCEEDED")
@@ -146,7 +147,7 @@ class Carriers:
         self,
         node_id: str,
         queues: Queues,
-        devices: Devices,
+        devices: Leases,
         executors: Executors,
         tasks: asyncio.TaskGroup,
         clock: Clock,
@@ -197,7 +198,7 @@ class Carriers:
 
     def give_back(self, use: Use) -> None:
         """The lease goes back, in the background."""
-        self._devices.release(use.lease, use.device_ms, abandoned=use.busy)
+        self._devices.release(use.lease, use.device_ms, abandoned=use.busy, again=not use.refused)
 
     def not_taken(self, ticket: Ticket) -> None:
         """Gives back what a request was granted that is not there any more to take it."""

@@ -21,6 +21,10 @@ class NodeRouterConfig(ServiceConfig):
     max_acquires_per_version: int = option(
         2, "requests of one version that wait for a device at once; the others stay in its queue", low=1, high=64
     )
+    lease_reuse_ms: float = option(
+        100.0, "how long after it was granted a lease serves further requests of its version, while nobody else waits "
+        "for a device, ms; 0: each request takes its own", low=0, high=1000,
+    )  # fmt: skip
     idle_state_s: float = option(300.0, "how long counts of a version without requests are kept, seconds", low=1)
     sequence_idle_s: float = option(60.0, "a sequence without a request for so long is over, seconds", low=0.1)
     usage_buffer: int = option(10_000, "usage records kept while cluster-manager is away", low=1000, high=1_000_000)

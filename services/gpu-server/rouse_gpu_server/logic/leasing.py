@@ -177,13 +177,15 @@ class Leasing:
 
     # ---- giving back ----
 
-    def release(self, lease_id: str, device_ms: float, abandoned: bool) -> None:
-        """Gives a device back. Unknown leases have ended already."""
+    def release(self, lease_id: str, device_ms: float, abandoned: bool, requests: int = 1) -> None:
+        """Gives a device back, under which so many requests were executed. Unknown leases have ended already."""
         lease = self._pool.leases.get(lease_id)
         if lease is None:
             return
         if device_ms > 0:
             metrics.DEVICE_BUSY.labels(lease.device_name).inc(device_ms / 1000)
+        if requests > 1:
+            lease.model.note_arrival(self._clock.monotonic(), requests - 1)
         if abandoned:
             self._dispatcher.abandon(lease, "given up by its owner while it may still execute")
         else:

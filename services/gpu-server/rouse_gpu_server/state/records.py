@@ -117,11 +117,12 @@ class Model:
         """Device memory beside the weights while one request executes, whole pages."""
         return round_up(self.version.spec.resources.working_memory_bytes)
 
-    def note_arrival(self, now: float) -> None:
+    def note_arrival(self, now: float, requests: int = 1) -> None:
+        """Learns from requests that came since the last one, evenly."""
         if self.last_arrival is not None:
-            gap = now - self.last_arrival
-            known = self.gap_s != float("inf")
-            self.gap_s = GAP_SMOOTHING * gap + (1 - GAP_SMOOTHING) * self.gap_s if known else gap
+            gap = (now - self.last_arrival) / requests
+            kept = (1 - GAP_SMOOTHING) ** requests if self.gap_s != float("inf") else 0.0
+            self.gap_s = (1 - kept) * gap + (kept * self.gap_s if kept else 0.0)
         self.last_arrival = now
 
 

@@ -31,8 +31,9 @@ UNANSWERED = ("LINK_LOST", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to have one request executed."""
+    """The right to have requests of a version executed."""
 
+    version_id: str
     lease_id: str
     executor_address: str
     device: str
@@ -106,7 +107,7 @@ class Devices:
                 raise Unavailable("GPU_SERVER_LOST", f"gpu-server at {self._link} went away: {error}") from None
             raise
         return Lease(
-            granted.lease_id, granted.executor_address, granted.device, granted.swap_ms, granted.swapped_in,
+            version_id, granted.lease_id, granted.executor_address, granted.device, granted.swap_ms, granted.swapped_in,
             granted.instance_id,
         )  # fmt: skip
 
@@ -127,15 +128,20 @@ class Devices:
                     raise
         raise Unavailable("GPU_SERVER_AWAY", f"gpu-server at {self._link} does not answer; is it running?")
 
-    def release(self, lease: Lease, device_ms: float, *, abandoned: bool) -> None:
+    def release(self, lease: Lease, device_ms: float, *, abandoned: bool, requests: int = 1) -> None:
         """Gives a device back, without waiting for it.
 
         Args:
             lease: the lease; not to be used any more.
             device_ms: milliseconds that the executor worked.
             abandoned: whether the executor may still be at work.
+            requests: how many were executed under the lease.
         """
-        self._give_back(contract.ReleaseRequest(lease_id=lease.lease_id, device_ms=device_ms, abandoned=abandoned))
+        self._give_back(
+            contract.ReleaseRequest(
+                lease_id=lease.lease_id, device_ms=device_ms, abandoned=abandoned, requests=requests
+            )
+        )
 
     async def release_all(self, timeout_s: float) -> int:
         """Frees what earlier incarnations of this router left behind; how many leases. Raises RouseError."""

@@ -1,0 +1,206 @@
+"""Leases that are used again: the next request of a version takes over the lease of the one before it, as long as
+nobody else waits for a device. That is what gpu-server would decide, and spares asking it.
+
+A lease belongs to a version. Requests wait for one in the order in which they came, and there is an ask at
+gpu-server for each of them; whatever becomes free, granted or taken over, goes to the first. A lease is used for so
+long, then it goes back, so that gpu-server has the last word. One that nobody takes rests for a moment before it
+goes back. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from rouse_common.clock import Clock
+from rouse_common.errors import DeadlineExceeded, RouseError
+from rouse_node_router.adapters.devices import Devices, Lease
+
+# Longer than a client needs to send its next request after an answer.
+REST_S = 0.01
+# The device of a function without weights: no other function waits for it.
+HOST = "host"
+
+
+@dataclass(slots=True)
+class _Use:
+    """What a lease was used for so far. `granted_at` in monotonic seconds."""
+
+    granted_at: float
+    device_ms: float = 0.0
+    requests: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """One version: who waits for a lease, the asks at gpu-server, the leases that rest."""
+
+    version_id: str
+    waiting: dict[asyncio.Future[Lease], None] = field(default_factory=dict)
+    asks: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    resting: list[Lease] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.asks or self.resting)
+
+
+class Leases:
+    """Takes leases and gives them back; its asks run in the given group.
+
+    Args:
+        reuse_s: how long after it was granted a lease may be taken over; 0: every request has one of its own.
+    """
+
+    def __init__(self, devices: Devices, tasks: asyncio.TaskGroup, clock: Clock, reuse_s: float) -> None:
+        self._devices, self._tasks, self._clock, self._reuse_s = devices, tasks, clock, reuse_s
+        self._lines: dict[str, _Line] = {}
+        self._uses: dict[str, _Use] = {}
+        self._waiting = 0
+        # Asks for one certain instance, which take part in nothing here but must be let through.
+        self._picky = 0
+
+    async def acquire(
+        self, version_id: str, request_id: str, timeout_s: float, hold_s: float, instance_id: str = ""
+    ) -> Lease:
+        """As Devices.acquire; a lease that was taken over had nothing swapped in for it."""
+        line = self._lines.get(version_id)
+        if line is None:
+            line = self._lines[version_id] = _Line(version_id)
+        self._make_way(line, picky=bool(instance_id))
+        if instance_id or not self._reuse_s:
+            return await self._own(line, request_id, timeout_s, hold_s, instance_id)
+        while line.resting:
+            lease = line.resting.pop()
+            if self._may_go_on(line, lease):
+                return lease
+            self._return(lease)
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        line.waiting[future] = None
+        self._waiting += 1
+        if len(line.asks) < len(line.waiting):
+            ask = self._tasks.create_task(self._ask(line, request_id, timeout_s, hold_s))
+            line.asks[ask] = None
+        taken = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                lease = await future
+            taken = True
+            return lease
+        except TimeoutError:
+            raise DeadlineExceeded("DEADLINE_EXCEEDED", "no device became free within the deadline") from None
+        finally:
+            self._drop(line, future)
+            if not taken and not future.cancelled() and future.done() and future.exception() is None:
+                self._pass_on(line, future.result())
+            self._tidy_later(line)
+
+    def release(self, lease: Lease, device_ms: float, *, abandoned: bool, again: bool) -> None:
+        """As Devices.release.
+
+        Args:
+            again: whether the executor takes further requests under the lease, as far as we know.
+        """
+        use, line = self._uses.get(lease.lease_id), None
+        if use is not None:
+            use.device_ms += device_ms
+            use.requests += 1
+            line = self._lines.get(lease.version_id)
+        if use is None:
+            self._devices.release(lease, device_ms, abandoned=abandoned)
+        elif abandoned or not again or line is None or not self._may_go_on(line, lease):
+            self._return(lease, abandoned=abandoned)
+        else:
+            self._pass_on(line, replace(lease, swap_ms=0.0, swapped_in=False))
+
+    async def released(self, timeout_s: float) -> None:
+        """Gives back what rests and waits until all is given back, `timeout_s` seconds at most."""
+        for line in list(self._lines.values()):
+            self._tidy(line)
+        await self._devices.released(timeout_s)
+
+    # ---- Between requests ----------------------------------------------------------------------
+
+    async def _own(self, line: _Line, request_id: str, timeout_s: float, hold_s: float, instance_id: str) -> Lease:
+        """A lease that is nobody else's, before and after."""
+        self._picky += 1
+        try:
+            return await self._devices.acquire(line.version_id, request_id, timeout_s, hold_s, instance_id)
+        finally:
+            self._picky -= 1
+            self._tidy_later(line)
+
+    async def _ask(self, line: _Line, request_id: str, timeout_s: float, hold_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            lease = await self._devices.acquire(line.version_id, request_id, timeout_s, hold_s)
+        except RouseError as error:
+            for future in line.waiting:
+                if not future.done():
+                    future.set_exception(error)
+                    self._drop(line, future)
+                    break
+        else:
+            self._uses[lease.lease_id] = _Use(self._clock.monotonic())
+            self._pass_on(line, lease)
+        finally:
+            del line.asks[task]
+            self._tidy_later(line)
+
+    def _pass_on(self, line: _Line, lease: Lease) -> None:
+        """Gives a lease to whoever waits longest; where nobody does, it rests."""
+        for future in line.waiting:
+            if not future.done():
+                future.set_result(lease)
+                self._drop(line, future)
+                break
+        else:
+            line.resting.append(lease)
+        self._tidy_later(line)
+
+    def _may_go_on(self, line: _Line, lease: Lease) -> bool:
+        """Whether another request may be executed under the lease without asking gpu-server."""
+        if self._picky or self._clock.monotonic() - self._uses[lease.lease_id].granted_at > self._reuse_s:
+            return False
+        return lease.device == HOST or self._waiting == len(line.waiting)
+
+    def _make_way(self, line: _Line, *, picky: bool) -> None:
+        """What rests on devices goes back before another version, or a request with an instance of its own, asks."""
+        for other in list(self._lines.values()) if self._uses else ():
+            if other is line and not picky:
+                continue
+            stays = [lease for lease in other.resting if lease.device == HOST and not picky]
+            for lease in other.resting:
+                if lease not in stays:
+                    self._return(lease)
+            other.resting = stays
+
+    def _return(self, lease: Lease, *, abandoned: bool = False) -> None:
+        use = self._uses.pop(lease.lease_id)
+        self._devices.release(lease, use.device_ms, abandoned=abandoned, requests=max(1, use.requests))
+
+    def _drop(self, line: _Line, future: asyncio.Future[Lease]) -> None:
+        if future in line.waiting:
+            del line.waiting[future]
+            self._waiting -= 1
+
+    # ---- What is left over ---------------------------------------------------------------------
+
+    def _tidy_later(self, line: _Line) -> None:
+        if line.timer is None and (line.resting or len(line.asks) > len(line.waiting) or line.idle):
+            line.timer = asyncio.get_running_loop().call_later(REST_S, self._tidy, line)
+
+    def _tidy(self, line: _Line) -> None:
+        """Gives back what nobody took, and asks no more than wait."""
+        if line.timer is not None:
+            line.timer.cancel()
+            line.timer = None
+        for lease in line.resting:
+            self._return(lease)
+        line.resting.clear()
+        for ask in list(line.asks)[len(line.waiting) :]:
+            ask.cancel()
+        if line.idle and self._lines.get(line.version_id) is line:
+            del self._lines[line.version_id]
