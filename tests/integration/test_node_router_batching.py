@@ -27,7 +27,7 @@ def make_router(**options: Any) -> NodeRouter:
 
 @pytest.fixture
 async def mesh(tmp_path: Path, redis_url: str) -> AsyncIterator[RouterNode]:
-    async with router_node(make_router, tmp_path, redis_url) as made:
+    async with router_node(make_router, tmp_path, redis_url, lease_reuse_ms=0) as made:
         yield made
 
 

@@ -87,6 +87,7 @@ async def test_an_executor_that_dies_before_it_is_granted_is_not_the_end(mesh: R
     mesh.devices.refusals += [Unavailable("EXECUTOR_LOST", "it ended while it was being attached")] * 2
     assert (await mesh.infer("r", inputs=b"x")).outputs == b"x"
     assert executor.executed == {"r": 1}
+    await mesh.all_released()
     mesh.devices.refusals += [Unavailable("EXECUTOR_LOST", "it ended while it was being attached")] * 3
     with pytest.raises(Unavailable, match="nothing was executed") as refused:
         await mesh.infer("r2")

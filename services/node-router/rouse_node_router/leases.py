@@ -13,7 +13,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 from rouse_common.clock import Clock
-from rouse_common.errors import DeadlineExceeded, RouseError
+from rouse_common.errors import DeadlineExceeded
 from rouse_node_router.adapters.devices import Devices, Lease
 
 # Longer than a client needs to send its next request after an answer.
@@ -136,7 +136,7 @@ class Leases:
         assert task is not None
         try:
             lease = await self._devices.acquire(line.version_id, request_id, timeout_s, hold_s)
-        except RouseError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits is told, and says so
             for future in line.waiting:
                 if not future.done():
                     future.set_exception(error)
