@@ -63,3 +63,23 @@ def test_a_lost_node_s_function_is_woken_on_the_other(wide_mesh: Mesh, tmp_path:
     wide_mesh.wait_until(lambda: all(n.state == "READY" for n in client.status().nodes), "the node is back")
     np.testing.assert_array_equal(client.infer("moving", {"x": x}, timeout=60)["y"], x)
     client.delete("moving")
+
+
+def test_small_requests_pass_while_large_ones_are_under_way(mesh: Mesh, tmp_path: Path) -> None:
+    """On the way through the mesh large tensors have connections of their own."""
+    client = mesh.client()
+    for name in ("large", "small"):
+        client.deploy(write_identity(tmp_path / name, name))
+        client.infer(name, {"x": np.ones(4, np.float32)}, timeout=60)
+    large = {"x": np.arange(12 << 20, dtype=np.float32)}
+    with ThreadPoolExecutor(2) as pool:
+        under_way = [pool.submit(mesh.client().infer, "large", large, timeout=120) for _ in range(2)]
+        passed = 0
+        while not all(call.done() for call in under_way):
+            client.infer("small", {"x": np.ones(4, np.float32)}, timeout=60)
+            passed += 1
+        for call in under_way:
+            np.testing.assert_array_equal(call.result()["y"], large["x"])
+    assert passed > 0
+    for name in ("large", "small"):
+        client.delete(name)
