@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -205,5 +206,5 @@ def _node_settings(
 
 
 def _first_user(mesh_key: str, node: int) -> int:
-    mesh = int(mesh_key, 16) % MESHES
+    mesh = zlib.crc32(mesh_key.encode()) % MESHES
     return FIRST_USER + (mesh * NODES_PER_MESH + node % NODES_PER_MESH) * USERS_PER_NODE

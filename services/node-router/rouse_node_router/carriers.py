@@ -218,7 +218,6 @@ class Carriers:
         assert task is not None
         timeout_s = max(0.0, queue.latest - self._clock.monotonic())
         hold_s = timeout_s + min(timeout_s, MAX_HOLD_S)
-        until = self._clock.monotonic() + hold_s
         try:
             lease = await self._devices.acquire(queue.version_id, request_id, timeout_s, hold_s)
         except RouseError as error:
@@ -231,7 +230,7 @@ class Carriers:
             )
             self._no_device(queue, task, failure)
             return
-        members, reason = self._queues.granted(queue, task, until)
+        members, reason = self._queues.granted(queue, task, lease.until)
         use = Use(lease)
         if len(members) == 1:
             members[0].turn.set_result(Grant(lease))

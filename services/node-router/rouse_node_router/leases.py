@@ -2,9 +2,9 @@
 nobody else waits for a device. That is what gpu-server would decide, and spares asking it.
 
 A lease belongs to a version. Requests wait for one in the order in which they came, and there is an ask at
-gpu-server for each of them; whatever becomes free, granted or taken over, goes to the first. A lease is used for so
-long, then it goes back, so that gpu-server has the last word. One that nobody takes rests for a moment before it
-goes back. Nothing here does I/O.
+gpu-server for each of them, always; whatever becomes free, granted or taken over, goes to the first whose deadline
+it outlasts. A lease is used for so long, then it goes back, so that gpu-server has the last word. One that nobody
+takes rests for a moment before it goes back. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -24,11 +24,21 @@ HOST = "host"
 
 @dataclass(slots=True)
 class _Use:
-    """What a lease was used for so far. `granted_at` in monotonic seconds."""
+    """What a lease was used for so far, and until when it may be taken over, in monotonic seconds."""
 
-    granted_at: float
+    reuse_until: float
     device_ms: float = 0.0
     requests: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """Who waits for a lease until `deadline`, and would hold it until `hold_until`; monotonic seconds."""
+
+    request_id: str
+    deadline: float
+    hold_until: float
+    lease: asyncio.Future[Lease]
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +46,7 @@ class _Line:
     """One version: who waits for a lease, the asks at gpu-server, the leases that rest."""
 
     version_id: str
-    waiting: dict[asyncio.Future[Lease], None] = field(default_factory=dict)
+    waiting: dict[_Waiter, None] = field(default_factory=dict)
     asks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     resting: list[Lease] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
@@ -71,27 +81,27 @@ class Leases:
         self._make_way(line, picky=bool(instance_id))
         if instance_id or not self._reuse_s:
             return await self._own(line, request_id, timeout_s, hold_s, instance_id)
+        now = self._clock.monotonic()
+        waiter = _Waiter(request_id, now + timeout_s, now + hold_s, asyncio.get_running_loop().create_future())
         while line.resting:
             lease = line.resting.pop()
-            if self._may_go_on(line, lease):
+            if self._may_go_on(line, lease) and waiter.deadline <= lease.until:
                 return lease
             self._return(lease)
-        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        line.waiting[future] = None
+        line.waiting[waiter] = None
         self._waiting += 1
-        if len(line.asks) < len(line.waiting):
-            ask = self._tasks.create_task(self._ask(line, request_id, timeout_s, hold_s))
-            line.asks[ask] = None
+        self._balance(line)
         taken = False
         try:
             async with asyncio.timeout(timeout_s):
-                lease = await future
+                lease = await waiter.lease
             taken = True
             return lease
         except TimeoutError:
             raise DeadlineExceeded("DEADLINE_EXCEEDED", "no device became free within the deadline") from None
         finally:
-            self._drop(line, future)
+            self._drop(line, waiter)
+            future = waiter.lease
             if not taken and not future.cancelled() and future.done() and future.exception() is None:
                 self._pass_on(line, future.result())
             self._tidy_later(line)
@@ -125,36 +135,60 @@ class Leases:
     async def _own(self, line: _Line, request_id: str, timeout_s: float, hold_s: float, instance_id: str) -> Lease:
         """A lease that is nobody else's, before and after."""
         self._picky += 1
+        until = self._clock.monotonic() + hold_s
         try:
-            return await self._devices.acquire(line.version_id, request_id, timeout_s, hold_s, instance_id)
+            lease = await self._devices.acquire(line.version_id, request_id, timeout_s, hold_s, instance_id)
+            return replace(lease, until=until)
         finally:
             self._picky -= 1
             self._tidy_later(line)
 
-    async def _ask(self, line: _Line, request_id: str, timeout_s: float, hold_s: float) -> None:
+    def _balance(self, line: _Line) -> None:
+        """Makes sure of an ask for everybody who waits; the asks that there are stand for those in front."""
+        missing = list(line.waiting)[len(line.asks) :] if len(line.asks) < len(line.waiting) else ()
+        for waiter in missing:
+            line.asks[self._tasks.create_task(self._ask(line, waiter))] = None
+
+    async def _ask(self, line: _Line, waiter: _Waiter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        now = self._clock.monotonic()
+        timeout_s, hold_s = max(0.0, waiter.deadline - now), waiter.hold_until - now
         try:
-            lease = await self._devices.acquire(line.version_id, request_id, timeout_s, hold_s)
+            lease = await self._devices.acquire(line.version_id, waiter.request_id, timeout_s, hold_s)
+        except asyncio.CancelledError:
+            # By who asks no more than wait, or at the end of everything.
+            line.asks.pop(task, None)
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits is told, and says so
-            for future in line.waiting:
-                if not future.done():
-                    future.set_exception(error)
-                    self._drop(line, future)
-                    break
+            line.asks.pop(task, None)
+            self._fail_first(line, error)
         else:
-            self._uses[lease.lease_id] = _Use(self._clock.monotonic())
-            self._pass_on(line, lease)
-        finally:
-            del line.asks[task]
-            self._tidy_later(line)
+            line.asks.pop(task, None)
+            until = now + hold_s
+            self._uses[lease.lease_id] = _Use(self._clock.monotonic() + self._reuse_s)
+            self._pass_on(line, replace(lease, until=until))
+        self._balance(line)
+        self._tidy_later(line)
+
+    def _fail_first(self, line: _Line, error: Exception) -> None:
+        """Tells who waits longest. Of a deadline nobody is told: whose it is knows it, others may have more time."""
+        if isinstance(error, DeadlineExceeded):
+            return
+        for waiter in line.waiting:
+            if not waiter.lease.done():
+                waiter.lease.set_exception(error)
+                self._drop(line, waiter)
+                return
 
     def _pass_on(self, line: _Line, lease: Lease) -> None:
-        """Gives a lease to whoever waits longest; where nobody does, it rests."""
-        for future in line.waiting:
-            if not future.done():
-                future.set_result(lease)
-                self._drop(line, future)
+        """Gives a lease to whoever waits longest of those who can use it; where nobody does, it rests."""
+        # The line may have been dropped as idle while the lease was on its way to somebody who is gone.
+        line = self._lines.setdefault(line.version_id, line)
+        for waiter in line.waiting:
+            if not waiter.lease.done() and waiter.deadline <= lease.until:
+                waiter.lease.set_result(lease)
+                self._drop(line, waiter)
                 break
         else:
             line.resting.append(lease)
@@ -162,7 +196,7 @@ class Leases:
 
     def _may_go_on(self, line: _Line, lease: Lease) -> bool:
         """Whether another request may be executed under the lease without asking gpu-server."""
-        if self._picky or self._clock.monotonic() - self._uses[lease.lease_id].granted_at > self._reuse_s:
+        if self._picky or self._clock.monotonic() > self._uses[lease.lease_id].reuse_until:
             return False
         return lease.device == HOST or self._waiting == len(line.waiting)
 
@@ -181,9 +215,9 @@ class Leases:
         use = self._uses.pop(lease.lease_id)
         self._devices.release(lease, use.device_ms, abandoned=abandoned, requests=max(1, use.requests))
 
-    def _drop(self, line: _Line, future: asyncio.Future[Lease]) -> None:
-        if future in line.waiting:
-            del line.waiting[future]
+    def _drop(self, line: _Line, waiter: _Waiter) -> None:
+        if waiter in line.waiting:
+            del line.waiting[waiter]
             self._waiting -= 1
 
     # ---- What is left over ---------------------------------------------------------------------
@@ -201,6 +235,8 @@ class Leases:
             self._return(lease)
         line.resting.clear()
         for ask in list(line.asks)[len(line.waiting) :]:
+            # Whoever comes before it has ended needs one that is not about to end.
+            del line.asks[ask]
             ask.cancel()
         if line.idle and self._lines.get(line.version_id) is line:
             del self._lines[line.version_id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -31,7 +32,7 @@ UNANSWERED = ("LINK_LOST", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to have requests of a version executed."""
+    """The right to have requests of a version executed, until monotonic second `until`."""
 
     version_id: str
     lease_id: str
@@ -40,6 +41,7 @@ class Lease:
     swap_ms: float
     swapped_in: bool
     instance_id: str = ""
+    until: float = math.inf
 
 
 class Devices:

@@ -1,0 +1,142 @@
+"""Leases are taken over while nobody else waits, and whoever waits has somebody asking for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rouse_common.clock import SystemClock
+from rouse_common.errors import DeadlineExceeded, ResourceExhausted
+from rouse_node_router.adapters.devices import Lease
+from rouse_node_router.leases import REST_S, Leases
+
+WAIT_S = 20.0
+
+
+class Gpu:
+    """Grants one lease at a time, in the order of asking."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Lock()
+        self.granted: set[str] = set()
+        self.asked = 0
+        self.refuse: Exception | None = None
+        self._numbers = itertools.count()
+
+    async def acquire(self, version_id: str, request_id: str, timeout_s: float, hold_s: float, *_: Any) -> Lease:
+        self.asked += 1
+        if self.refuse is not None:
+            raise self.refuse
+        async with asyncio.timeout(timeout_s):
+            await self.free.acquire()
+        lease = Lease(version_id, f"l{next(self._numbers)}", "unix:x", "gpu0", 0.0, False)
+        self.granted.add(lease.lease_id)
+        return lease
+
+    def release(self, lease: Lease, device_ms: float, *, abandoned: bool, requests: int = 1) -> None:
+        self.granted.remove(lease.lease_id)
+        self.free.release()
+
+    async def released(self, timeout_s: float) -> None:
+        """Everything is given back at once here."""
+
+
+@asynccontextmanager
+async def leasing(reuse_s: float = 0.05) -> AsyncIterator[tuple[Leases, Gpu]]:
+    gpu = Gpu()
+    async with asyncio.TaskGroup() as tasks:
+        leases = Leases(gpu, tasks, SystemClock(), reuse_s)  # type: ignore[arg-type]
+        yield leases, gpu
+        await leases.released(1)
+    assert not gpu.granted, "a lease was not given back"
+
+
+async def use(leases: Leases, version: str, again: bool = True, timeout_s: float = WAIT_S) -> Lease:
+    lease = await leases.acquire(version, "r", timeout_s, 2 * timeout_s)
+    try:
+        await asyncio.sleep(0)
+    finally:
+        leases.release(lease, 1.0, abandoned=not again, again=again)
+    return lease
+
+
+async def test_a_client_that_asks_at_once_takes_its_lease_over() -> None:
+    async with leasing(reuse_s=10) as (leases, gpu):
+        first = [(await use(leases, "a")).lease_id for _ in range(20)]
+        assert (gpu.asked, set(first)) == (1, {"l0"})
+
+
+async def test_whoever_comes_while_asks_are_taken_back_is_served() -> None:
+    async with leasing(reuse_s=10) as (leases, _):
+        held = await leases.acquire("a", "r", WAIT_S, 2 * WAIT_S)
+        late = asyncio.create_task(leases.acquire("a", "r", WAIT_S, 2 * WAIT_S))
+        await asyncio.sleep(0)
+        leases.release(held, 1.0, abandoned=False, again=True)
+        taken = await late  # the same lease: its own ask is left over
+        leases._tidy(leases._lines["a"])  # and is taken back now
+        next_one = asyncio.create_task(leases.acquire("a", "r", WAIT_S, 2 * WAIT_S))
+        await asyncio.sleep(0)
+        leases.release(taken, 1.0, abandoned=True, again=False)
+        async with asyncio.timeout(10):
+            leases.release(await next_one, 1.0, abandoned=False, again=True)
+
+
+async def test_a_lease_is_not_taken_over_by_what_may_outlast_it() -> None:
+    async with leasing(reuse_s=10) as (leases, gpu):
+        short = await use(leases, "a", timeout_s=1.0)
+        long = await use(leases, "a", timeout_s=60.0)
+        assert (short.lease_id, long.lease_id, gpu.asked) == ("l0", "l1", 2)
+        assert short.until < long.until
+
+
+async def test_what_rests_makes_way_for_another_version() -> None:
+    async with leasing(reuse_s=10) as (leases, gpu):
+        await use(leases, "a")
+        async with asyncio.timeout(REST_S * 500):
+            await use(leases, "b")
+        assert gpu.asked == 2
+
+
+async def test_a_refusal_is_told_and_a_deadline_is_one_s_own() -> None:
+    async with leasing() as (leases, gpu):
+        gpu.refuse = ResourceExhausted("DEVICE_WAIT_FULL", "full")
+        with pytest.raises(ResourceExhausted):
+            await use(leases, "a")
+        gpu.refuse = DeadlineExceeded("DEVICE_WAIT_TIMEOUT", "late")
+        with pytest.raises(DeadlineExceeded, match="no device became free"):
+            await use(leases, "a", timeout_s=0.05)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=25
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_nobody_waits_for_nothing(steps: list[tuple[str, bool, bool, int]]) -> None:
+    async def play() -> None:
+        async with leasing(reuse_s=0.003) as (leases, _):
+            running = []
+            for version, again, cancel, turns in steps:
+                task = asyncio.create_task(use(leases, version, again))
+                running.append(task)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                if cancel:
+                    task.cancel()
+                for line in list(leases._lines.values()):
+                    if turns == 3:
+                        leases._tidy(line)
+                    assert len(line.asks) >= len(line.waiting)
+            async with asyncio.timeout(WAIT_S / 2):
+                await asyncio.gather(*running, return_exceptions=True)
+
+    asyncio.run(play())
