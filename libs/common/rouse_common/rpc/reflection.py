@@ -31,7 +31,8 @@ class Reflection:
         for proto in protos:
             pool.Add(proto)
         self._servicer = reflection.aio.ReflectionServicer([*services, ALPHA, STABLE], pool=pool)
-        self._streams: set[asyncio.Timeout] = set()
+        self._reading: set[asyncio.Timeout] = set()
+        self._closed = False
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds both versions to a server."""
@@ -45,20 +46,29 @@ class Reflection:
 
     def close(self) -> None:
         """Ends the streams that are open."""
-        for stream in self._streams:
-            stream.reschedule(asyncio.get_running_loop().time())
+        self._closed = True
+        for reading in self._reading:
+            reading.reschedule(asyncio.get_running_loop().time())
 
     async def _answer(self, requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        try:
-            async with asyncio.timeout(None) as stream:
-                self._streams.add(stream)
-                try:
-                    async for response in self._servicer.ServerReflectionInfo(requests, context):
-                        yield response
-                finally:
-                    self._streams.discard(stream)
-        except TimeoutError:  # `close` has set the time
-            return
+        async for response in self._servicer.ServerReflectionInfo(self._until_closed(requests), context):
+            yield response
+
+    async def _until_closed(self, requests: Any) -> AsyncIterator[Any]:
+        """The requests of a stream, which end when the server stops. Only waiting for one is cut short: an answer
+        that is being sent is sent whole."""
+        each = aiter(requests)
+        while not self._closed:
+            try:
+                async with asyncio.timeout(None) as reading:
+                    self._reading.add(reading)
+                    try:
+                        request = await anext(each)
+                    finally:
+                        self._reading.discard(reading)
+            except (StopAsyncIteration, TimeoutError):
+                return
+            yield request
 
 
 def _with_dependencies(files: Iterable[FileDescriptor]) -> Iterable[FileDescriptor]:

@@ -35,7 +35,6 @@ class _Registrar:
             for name, handler in handlers.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, changed),))
-        self._server.add_registered_method_handlers(service, changed)
 
 
 def _without_serialisers(handler: Any) -> grpc.RpcMethodHandler:
