@@ -22,6 +22,9 @@ POLL_S = 0.01
 LOG_TAIL_BYTES = 4096
 PORTS = range(16_000, 32_000)
 PORT_ATTEMPTS = 1000
+# Ports given by `free_port`, the latest so many: a mesh needs two dozen.
+MAX_GIVEN = 4000
+_GIVEN: dict[int, None] = {}
 
 
 class StoreError(RuntimeError):
@@ -29,19 +32,25 @@ class StoreError(RuntimeError):
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on now.
+    """A loopback port that nothing listens on now, and that this process has given to nobody else: what one service
+    is to listen on later must not be found free for another.
 
     It lies below the range that the kernel takes outgoing connections' ports from: otherwise a client's
     connection could hold the port of a server that is being started again.
     """
     for _ in range(PORT_ATTEMPTS):
         port = secrets.randbelow(PORTS.stop - PORTS.start) + PORTS.start
+        if port in _GIVEN:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))
             except OSError:
                 continue
-            return port
+        _GIVEN[port] = None
+        if len(_GIVEN) > MAX_GIVEN:
+            del _GIVEN[next(iter(_GIVEN))]
+        return port
     raise StoreError(f"found no free port on {HOST} between {PORTS.start} and {PORTS.stop - 1}")
 
 
