@@ -43,6 +43,8 @@ READY_TIMEOUT_S, STOP_TIMEOUT_S, REQUEST_TIMEOUT_S, USAGE_TIMEOUT_S = 120.0, 30.
 TOKENS = 32
 PR_SET_PDEATHSIG = 1
 TIMELINE_REQUESTS = 7
+# The timeline is drawn from all requests, not from a sample.
+EVERY_TRACE = {"ROUSE_GATEWAY_TRACES_PER_S": "0"}
 STAGES = {"hash": "hashing", "upload": "uploading", "deploy": "registering", "wake": "loading"}
 
 
@@ -84,6 +86,7 @@ def mesh(screen: Screen, folder: Path) -> Iterator[str]:
         stderr=log,
         start_new_session=True,
         preexec_fn=end_with_parent,
+        env={**os.environ, **EVERY_TRACE},
     )
     try:
         with screen.step(f"rouse up: one node, one device of {size}") as notes:
@@ -382,10 +385,9 @@ def counted(client: rouse.Client, function: Measured) -> rouse.Description:
 
 
 def device_spans(client: rouse.Client, measured: dict[str, Measured]) -> dict[str, list[rouse.Span]]:
-    """The `swap` and `execute` spans of a few turns in the middle of the run, by function."""
+    """The `swap` and `execute` spans of the first turns, when all three functions are called, by function."""
     starts = sorted(s for name in ("resnet50", "bert") for s in measured[name].started_unix_s)
-    first = len(starts) // 3
-    begin, end = starts[first], starts[min(first + TIMELINE_REQUESTS, len(starts) - 1)]
+    begin, end = starts[0], starts[min(TIMELINE_REQUESTS, len(starts) - 1)]
     found: dict[str, list[rouse.Span]] = {}
     for name, function in measured.items():
         ids = [t for s, t in zip(function.started_unix_s, function.trace_ids, strict=True) if begin <= s < end]
