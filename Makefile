@@ -3,14 +3,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test test-slow bench check fmt proto clean
+.PHONY: help setup up demo test test-slow native-test bench check fmt proto clean
 
 VENV := $(or $(ROUSE_VENV),.venv)
 PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
 # The Python of an existing environment is kept; `make PYTHON=python3.12 setup` makes it anew with another.
 PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
-SOURCES := libs services tests scripts $(wildcard examples loadtest)
+SOURCES := libs services tests scripts native/python $(wildcard examples loadtest)
 # Arguments for pytest and for the mesh: make test ARGS="tests/unit -k config", make up ARGS="--nodes 2"
 ARGS ?=
 
@@ -33,13 +33,16 @@ test-slow: setup ## run the slow tests
 	@# Code 5: there was none to run.
 	$(PY) -m pytest -m slow $(ARGS) || [ $$? -eq 5 ]
 
+native-test: setup ## build and run the native tests, also under sanitizers (ARGS="-k tsan" for one kind)
+	$(PY) -m pytest -m slow tests/native/test_ctest.py $(ARGS)
+
 bench: setup ## measure (SCENARIO=name JSON=path; without a scenario they are listed)
 	@PYTHONPATH=$(CURDIR)/loadtest $(PY) -m rouse_loadtest $(SCENARIO) $(if $(JSON),--json $(JSON)) $(ARGS)
 
 check: setup ## check format, lint, types, contracts and the walls between packages
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/mypy libs services scripts
+	$(BIN)/mypy libs services scripts native/python
 	$(BIN)/mypy loadtest
 	$(BIN)/mypy tests
 	$(BIN)/buf lint
@@ -55,5 +58,6 @@ proto: setup ## generate the contracts' Python code
 	$(PY) libs/contracts/generate.py
 
 clean: ## remove the environment, generated code and caches
+	rm -rf native/build native/python/rouse_native/bin native/python/rouse_native/*.so
 	rm -rf $(VENV) libs/contracts/rouse_contracts/gen .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find libs services tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import native_core
+
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("ROUSE_VENV", ROOT / ".venv"))
 PYTHON = VENV / "bin" / "python"
@@ -31,7 +33,8 @@ def fail(message: str) -> None:
 
 def packages() -> list[Path]:
     """Folders of our own distributions."""
-    return sorted(p.parent for folder in ("libs", "services") for p in (ROOT / folder).glob("*/pyproject.toml"))
+    manifests = [p for folder in ("libs", "services") for p in (ROOT / folder).glob("*/pyproject.toml")]
+    return sorted(p.parent for p in [*manifests, ROOT / "native/python/pyproject.toml"])
 
 
 def digest(paths: Iterable[Path], *words: str) -> str:
@@ -96,6 +99,25 @@ def check_machine() -> None:
         fail(f"4 GB of free disk are needed below {ROOT}")
 
 
+def build_native_core() -> None:
+    """The C++ core, or one line that there is none. Its files lie in the checkout, not in the environment: what was
+    built for another environment is built again."""
+    cxx = native_core.compiler()
+    key = digest(native_core.sources(ROOT), TORCH, cxx or "")
+    mark = ROOT / "native/build/built-for"
+    if cxx and not (mark.exists() and mark.read_text() == key):
+        (STAMPS / "native").unlink(missing_ok=True)
+
+    def action() -> None:
+        if cxx is None:
+            print(" no C++20 compiler here (Debian: apt-get install g++): models run in plain PyTorch;", end="")
+            return
+        native_core.build(ROOT, PYTHON, cxx, run)
+        mark.write_text(key)
+
+    step("native", "native core (C++; the first time takes minutes)", key, action)
+
+
 def main() -> int:
     check_machine()
     started = time.monotonic()
@@ -126,6 +148,7 @@ def main() -> int:
         + str((ROOT / "libs/contracts/rouse_contracts/gen/__init__.py").exists()),
         lambda: run([str(PYTHON), str(ROOT / "libs/contracts/generate.py")]),
     )
+    build_native_core()
     if time.monotonic() - started > 1:
         print(f"  ready in {time.monotonic() - started:.0f} s", flush=True)
     return 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rouse_testkit.source import Source, dotted, sources
 
-CODE = ("libs", "services", "scripts")
+CODE = ("libs", "services", "scripts", "native/python")
 BROAD = {"Exception", "BaseException"}
 CANCELLED = {"CancelledError"}
 

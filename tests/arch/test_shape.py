@@ -14,7 +14,7 @@ import rouse
 from rouse_testkit.source import ROOT, dotted, services, sources
 
 MAX_LINES = 450
-EVERYWHERE = ("libs", "services", "tests", "scripts")
+EVERYWHERE = ("libs", "services", "tests", "scripts", "native/python")
 
 # What users may rely on. Taking a name away breaks them; adding one is a promise.
 PUBLIC = {

@@ -1,0 +1,92 @@
+"""Builds and runs the native tests: GoogleTest as the machine has it, else Debian's package without installing it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rouse_testkit.source import ROOT
+
+PACKAGE = "libgtest-dev"
+HEADER = "usr/include/gtest/gtest.h"
+FETCH_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 1500.0
+TEST_TIMEOUT_S = 900.0
+# Slow machines, and what has to run beside: two compilers at once.
+JOBS = "2"
+
+
+class Unobtainable(Exception):
+    """The native tests cannot be built on this machine; the text says why."""
+
+
+def googletest() -> Path | None:
+    """A folder with GoogleTest for ROUSE_GTEST_DIR, out of the cache or fetched; None: the system has it.
+
+    Raises Unobtainable.
+    """
+    if (Path("/") / HEADER).exists():
+        return None
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = caches / "rouse" / PACKAGE
+    if (folder / HEADER).exists():
+        return folder / "usr"
+    missing = [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
+    if missing:
+        raise Unobtainable(f"{PACKAGE} is not installed and there is no {missing[0]} to get it with")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
+        _fetch(["apt-get", "download", PACKAGE], Path(fresh))
+        (package,) = Path(fresh).glob("*.deb")
+        _fetch(["dpkg-deb", "-x", str(package), "tree"], Path(fresh))
+        try:
+            (Path(fresh) / "tree").rename(folder)
+        except OSError:  # somebody else was faster
+            if not folder.exists():
+                raise
+    return folder / "usr"
+
+
+def _fetch(command: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise Unobtainable(f"`{' '.join(command)}` took longer than {FETCH_TIMEOUT_S:.0f} s") from None
+    if done.returncode != 0:
+        raise Unobtainable(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
+
+
+def build_and_test(preset: str) -> str:
+    """Builds a preset of native/CMakePresets.json with its tests and runs them. Returns what ctest said.
+
+    Raises Unobtainable without a compiler or GoogleTest; AssertionError with the output where a step fails.
+    """
+    if shutil.which("c++") is None:
+        raise Unobtainable("there is no C++ compiler")
+    tools = Path(sys.executable).parent
+    configure = [
+        str(tools / "cmake"), "-S", "native", "--preset", preset, f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
+        f"-DCMAKE_CXX_COMPILER={shutil.which('c++')}", f"-DPython3_EXECUTABLE={sys.executable}",
+    ]  # fmt: skip
+    folder = googletest()
+    if folder is not None:
+        configure.append(f"-DROUSE_GTEST_DIR={folder}")
+    _step(configure, ROOT, BUILD_TIMEOUT_S)
+    _step([str(tools / "cmake"), "--build", "--preset", preset, "--parallel", JOBS], ROOT / "native", BUILD_TIMEOUT_S)
+    return _step([str(tools / "ctest"), "--preset", preset], ROOT / "native", TEST_TIMEOUT_S)
+
+
+def _step(command: list[str], folder: Path, timeout_s: float) -> str:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"`{' '.join(command)}` took longer than {timeout_s:.0f} s:\n{error.stdout!r}") from error
+    assert done.returncode == 0, f"`{' '.join(command)}` ended with {done.returncode}:\n{done.stdout[-20000:]}"
+    return done.stdout
