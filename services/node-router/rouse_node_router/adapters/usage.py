@@ -68,9 +68,12 @@ class Usage:
             await asyncio.sleep(INTERVAL_S)
 
     async def flush(self) -> None:
-        """Sends everything that is kept. Raises RouseError and keeps what was not taken."""
-        while self._records:
-            batch = [self._records.popleft() for _ in range(min(BATCH, len(self._records)))]
+        """Sends everything that is kept now. Raises RouseError and keeps what was not taken."""
+        # What arrives meanwhile has its own turn: else a busy node would send record after record, never in batches.
+        left = len(self._records)
+        while left > 0 and self._records:
+            batch = [self._records.popleft() for _ in range(min(BATCH, left, len(self._records)))]
+            left -= len(batch)
             taken = False
             try:
                 await call(self._stub.RecordUsage, cluster.RecordUsageRequest(records=batch), timeout_s=TIMEOUT_S)
