@@ -105,7 +105,7 @@ class GatewayApp:
         config, clock, routes = self._config, SystemClock(), Routes()
         cluster = ClusterManager(channels, config.cluster_manager)
         nodes = Nodes(links)
-        feed = RoutingFeed(routes, cluster.routing_table)
+        feed = RoutingFeed(routes, cluster.routing_table, lambda: nodes.prune(set(routes.table.addresses.values())))
         scaler = Scaler(channels, config.scaler)
         wakes = Wakes(tasks, routes, feed.refresh, scaler, clock)
         dispatcher = Dispatcher(
@@ -163,7 +163,7 @@ class GatewayApp:
                 await rest.start()
                 LOG.info("gateway serves HTTP on %s", rest.address)
             background = [
-                tasks.create_task(feed.run(lambda: nodes.prune(set(routes.table.addresses.values())))),
+                tasks.create_task(feed.run()),
                 tasks.create_task(windows.run()),
                 tasks.create_task(serve_when_loaded()),
                 *(tasks.create_task(loop) for loop in entrance.loops()),

@@ -1,4 +1,4 @@
-"""Keeps the routing table up to date: fetched at the start, changed by NATS, fetched again now and then."""
+"""Keeps the routing table up to date, and waits for what it is to say."""
 
 from __future__ import annotations
 
@@ -6,80 +6,36 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from google.protobuf.message import DecodeError
-
-from rouse_common.errors import DeadlineExceeded, RouseError, Unavailable
-from rouse_common.tasks import periodically
+from rouse_common.errors import DeadlineExceeded, Unavailable
 from rouse_contracts.cluster import RoutingTable
 from rouse_gateway.state import Routes, Table, index
+from rouse_gateway.table_feed import TableFeed
 
 LOG = logging.getLogger(__name__)
 
-# A message may be lost; then the table is old for so long at most.
-REFETCH_S = 5.0
-FIRST_FETCH_S = 0.5
-# Fetched tables of a lower generation in a row after which we believe that the control plane was set back.
-LOWER_BELIEVED = 2
 KNOWN_POLL_S = 0.1
 
 
-class RoutingFeed:
+class RoutingFeed(TableFeed[RoutingTable, Table]):
     """Feeds the routes.
 
     Args:
         fetch: gets the table from cluster-manager. Raises RouseError.
+        after: runs behind every periodic fetch.
     """
 
-    def __init__(self, routes: Routes, fetch: Callable[[], Awaitable[RoutingTable]]) -> None:
-        self._routes = routes
-        self._fetch = fetch
-        self._lower = 0
+    def __init__(
+        self,
+        routes: Routes,
+        fetch: Callable[[], Awaitable[RoutingTable]],
+        after: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__("routing table", routes, RoutingTable, index, fetch)
+        self._routes, self._after = routes, after
 
-    async def refresh(self) -> None:
-        """Fetches the table and takes it into use where it is newer. Raises what cluster-manager answered."""
-        before = self._routes.table.generation
-        table = await asyncio.to_thread(index, await self._fetch())
-        # Newer than what is in use, or fetched before that came: both are settled by the generation. Older
-        # than what was in use before it was even asked for: cluster-manager lost its past.
-        self._lower = self._lower + 1 if table.generation < before else 0
-        restored = self._lower >= LOWER_BELIEVED
-        if restored:
-            LOG.warning(
-                "the routing table went back from=%d to=%d reason=cluster-manager was set up anew",
-                before,
-                table.generation,
-            )
-            self._lower = 0
-        self._routes.apply(table, restored=restored)
-
-    async def receive(self, data: bytes) -> None:
-        """A message on rouse.routing: the table, or empty where it is too large for a message."""
-        try:
-            if data:
-                self._routes.apply(await asyncio.to_thread(_decode, data))
-            else:
-                await self.refresh()
-        except (RouseError, DecodeError) as error:
-            LOG.warning("a message with the routing table was of no use, fetching it again soon: %s", error)
-
-    async def run(self, after: Callable[[], Awaitable[None]]) -> None:
-        """Fetches the table, at first until there is one, then every REFETCH_S with `after` behind it, until
-        cancelled."""
-        said = False
-        while not self._routes.loaded.is_set():
-            try:
-                await self.refresh()
-            except RouseError as error:
-                if not said:
-                    LOG.warning("waiting for the routing table of cluster-manager: %s", error)
-                said = True
-                await self._routes.change(FIRST_FETCH_S)
-
-        async def step() -> None:
-            await self.refresh()
-            await after()
-
-        await periodically("fetching the routing table", REFETCH_S, step)
+    async def _step(self) -> None:
+        await self.refresh()
+        await self._after()
 
     async def catch_up(self, what: str, timeout_s: float) -> None:
         """Returns once the table in use has every change that cluster-manager had made when this was called.
@@ -113,7 +69,3 @@ class RoutingFeed:
             raise DeadlineExceeded(
                 "DEADLINE_EXCEEDED", f"it took longer than {timeout_s:.3g} s until {what}; it will happen still"
             ) from None
-
-
-def _decode(data: bytes) -> Table:
-    return index(RoutingTable.FromString(data))

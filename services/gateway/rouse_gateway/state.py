@@ -215,6 +215,11 @@ class Routes:
         """The table in use."""
         return self._table
 
+    @property
+    def generation(self) -> int:
+        """Of the table in use."""
+        return self._table.generation
+
     def loaded_table(self) -> Table:
         """The table in use. Raises Unavailable NOT_READY before the first one."""
         if not self.loaded.is_set():

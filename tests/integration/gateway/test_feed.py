@@ -10,7 +10,7 @@ import pytest
 from rouse_bus import Bus
 from rouse_contracts import functions, inference, node
 from rouse_embedded.stores import Nats
-from rouse_gateway import feed, metrics
+from rouse_gateway import metrics, table_feed
 from rouse_gateway.app import GatewayApp
 from rouse_gateway.config import GatewayConfig
 from rouse_testkit.doubles_gateway import Control
@@ -23,7 +23,7 @@ Code = grpc.StatusCode
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetches again sooner than in production."""
-    monkeypatch.setattr(feed, "REFETCH_S", 0.1)
+    monkeypatch.setattr(table_feed, "REFETCH_S", 0.1)
 
 
 async def test_a_gateway_that_starts_first_waits_for_cluster_manager(control: Control, config: GatewayConfig) -> None:
