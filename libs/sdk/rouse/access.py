@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
-
+from rouse.convert import duration, time
 from rouse.errors import InvalidArgument
 from rouse.transport import Transport, finish
 from rouse_contracts import access as contract
@@ -119,14 +118,12 @@ class AsyncAccess:
             raise InvalidArgument(f"role '{role}': want one of {', '.join(ROLES)}", reason="BAD_ROLE")
         request = contract.CreateKeyRequest(tenant=tenant, role=ROLES[role], description=description)
         if lifetime_s is not None:
-            request.lifetime.CopyFrom(_duration(lifetime_s))
+            request.lifetime.CopyFrom(duration(lifetime_s))
         return _new_key(await self._ask("CreateKey", request))
 
     async def rotate_key(self, key_id: str, *, grace_s: float = 0.0) -> NewKey:
         """Makes a new text for a key; the old one holds for `grace_s` more."""
-        return _new_key(
-            await self._ask("RotateKey", contract.RotateKeyRequest(key_id=key_id, grace=_duration(grace_s)))
-        )
+        return _new_key(await self._ask("RotateKey", contract.RotateKeyRequest(key_id=key_id, grace=duration(grace_s))))
 
     async def revoke_key(self, key_id: str) -> None:
         """The key is refused from now on."""
@@ -135,7 +132,7 @@ class AsyncAccess:
     async def secrets(self, tenant: str = "") -> list[Secret]:
         """Names of the tenant's secrets. Administrators may name another tenant than their own."""
         answer = await self._ask("ListSecrets", contract.ListSecretsRequest(tenant=tenant))
-        return [Secret(row.name, _time(row, "changed_at")) for row in answer.secrets]
+        return [Secret(row.name, time(row, "changed_at")) for row in answer.secrets]
 
     async def set_secret(self, name: str, value: str, *, tenant: str = "") -> None:
         """Keeps a secret, encrypted; instances that start from now on get the new value."""
@@ -204,16 +201,6 @@ class Access:
         finish(self._access.delete_secret(name, tenant=tenant))
 
 
-def _duration(seconds: float) -> Duration:
-    made = Duration()
-    made.FromMilliseconds(round(seconds * 1000))
-    return made
-
-
-def _time(row: Any, name: str) -> datetime | None:
-    return getattr(row, name).ToDatetime(UTC) if row.HasField(name) else None
-
-
 def _tenant(row: contract.Tenant) -> Tenant:
     quota = row.quota
     return Tenant(
@@ -222,7 +209,7 @@ def _tenant(row: contract.Tenant) -> Tenant:
         quota.burst,
         quota.max_concurrent_requests,
         row.weight,
-        _time(row, "created_at"),
+        time(row, "created_at"),
     )
 
 
@@ -232,7 +219,7 @@ def _key(row: contract.Key) -> Key:
         row.tenant,
         _ROLE_NAMES.get(row.role, "unknown"),
         row.description,
-        *(_time(row, name) for name in ("created_at", "expires_at", "revoked_at")),
+        *(time(row, name) for name in ("created_at", "expires_at", "revoked_at")),
     )
 
 

@@ -30,7 +30,7 @@ def version(message: contract.FunctionVersion) -> types.Version:
         format=_FORMATS.get(message.format, "UNSPECIFIED"),
         weights_bytes=message.weights_bytes,
         artefact_bytes=message.artefact_bytes,
-        created_at=_time(message, "created_at"),
+        created_at=time(message, "created_at"),
         handler=spec.handler,
         description=spec.description,
         options=dict(spec.options),
@@ -76,18 +76,21 @@ def function(message: contract.FunctionSummary) -> types.Function:
 
 
 def description(message: contract.GetFunctionResponse) -> types.Description:
-    usage = message.usage
     return types.Description(
         function=function(message.function),
         versions=tuple(version(v) for v in message.versions),
         instances=tuple(
-            types.Instance(i.instance_id, i.version_id, i.node_id, i.state, i.reason, _time(i, "since"), i.isolation)
+            types.Instance(i.instance_id, i.version_id, i.node_id, i.state, i.reason, time(i, "since"), i.isolation)
             for i in message.instances
         ),
         residency=tuple(residency(r) for r in message.residency),
-        usage=types.Usage(usage.requests, usage.failures, usage.device_ms, usage.swap_ins, usage.swap_ms),
-        events=tuple(types.Event(_time(e, "at"), e.kind, e.subject, e.message) for e in message.events),
+        usage=usage(message.usage),
+        events=tuple(types.Event(time(e, "at"), e.kind, e.subject, e.message) for e in message.events),
     )
+
+
+def usage(message: contract.UsageSummary) -> types.Usage:
+    return types.Usage(message.requests, message.failures, message.device_ms, message.swap_ins, message.swap_ms)
 
 
 def residency(message: contract.Residency) -> types.Residency:
@@ -99,7 +102,7 @@ def residency(message: contract.Residency) -> types.Residency:
         size_bytes=message.size_bytes,
         reason=message.reason,
         swap_ins=message.swap_in_count,
-        since=_time(message, "since"),
+        since=time(message, "since"),
     )
 
 
@@ -139,7 +142,7 @@ def _node(message: contract.NodeSummary) -> types.Node:
         host_used_bytes=message.host_used_bytes,
         host_capacity_bytes=message.host_capacity_bytes,
         instances=message.instances,
-        last_heartbeat=_time(message, "last_heartbeat"),
+        last_heartbeat=time(message, "last_heartbeat"),
     )
 
 
@@ -189,11 +192,11 @@ def spec_message(
         for spec in tensors:
             getattr(message.signature, field).add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
     if scaling is not None:
-        idle = Duration()
-        idle.FromMilliseconds(round(scaling.idle_timeout_s * 1000))
         message.scaling.CopyFrom(
             contract.Scaling(
-                min_instances=scaling.min_instances, max_instances=scaling.max_instances, idle_timeout=idle
+                min_instances=scaling.min_instances,
+                max_instances=scaling.max_instances,
+                idle_timeout=duration(scaling.idle_timeout_s),
             )
         )
     if resources is not None:
@@ -220,7 +223,15 @@ def tensors(messages: Iterable[contract.TensorSpec]) -> tuple[types.TensorSpec, 
     return tuple(types.TensorSpec(t.name, t.datatype, tuple(t.shape)) for t in messages)
 
 
-def _time(message: Any, field: str) -> datetime | None:
+def duration(seconds: float) -> Duration:
+    """Seconds as a message, to the millisecond."""
+    made = Duration()
+    made.FromMilliseconds(round(seconds * 1000))
+    return made
+
+
+def time(message: Any, field: str) -> datetime | None:
+    """A message's timestamp in UTC; None where it has none."""
     if not message.HasField(field):
         return None
     stamp: Timestamp = getattr(message, field)

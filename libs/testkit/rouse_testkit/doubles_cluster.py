@@ -16,36 +16,14 @@ import grpc
 
 from rouse_common.clock import SystemClock
 from rouse_common.errors import NotFound, ResourceExhausted, RouseError, Unavailable
-from rouse_common.rpc import RpcServer
 from rouse_contracts import cluster, coordination, functions
+from rouse_testkit.served import Served
 
-MAX_MESSAGE_BYTES = 64 << 20
 State = cluster.InstanceState
 PENDING, STARTING, READY = State.INSTANCE_STATE_PENDING, State.INSTANCE_STATE_STARTING, State.INSTANCE_STATE_READY
 STOPPING, ENDED, FAILED = State.INSTANCE_STATE_STOPPING, State.INSTANCE_STATE_ENDED, State.INSTANCE_STATE_FAILED
 SERVING = (PENDING, STARTING, READY)
 TERMINAL = (ENDED, FAILED, State.INSTANCE_STATE_LOST)
-
-
-class Served:
-    """A gRPC server that may be stopped and started again at its address."""
-
-    def __init__(self, register: Callable[..., None], contract: Any) -> None:
-        self._register, self._contract = register, contract
-        self.address = "127.0.0.1:0"
-        self._server: RpcServer | None = None
-
-    async def start(self) -> str:
-        self._server = RpcServer(self.address, max_message_bytes=MAX_MESSAGE_BYTES)
-        self._server.add(self._register, self, self._contract)
-        await self._server.start()
-        self.address = self._server.address
-        return self.address
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(0)
 
 
 class ClusterDouble(Served, cluster.ClusterServiceServicer):

@@ -7,43 +7,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 
 from rouse_common.errors import NotFound, RouseError
-from rouse_common.rpc import RpcServer
 from rouse_contracts import cluster, device, node
 from rouse_contracts.functions import DeviceSummary
 from rouse_testkit.artefacts import Staged
+from rouse_testkit.served import Served
 
-MAX_MESSAGE_BYTES = 64 << 20
 HEARTBEAT_MS = 100
 
 
-class _Double:
+class _Double(Served):
     """A server that can be waited on."""
 
-    def __init__(self) -> None:
+    def __init__(self, register: Any, contract: Any) -> None:
+        super().__init__(register, contract)
         self.changed = asyncio.Condition()
-        self.address = "127.0.0.1:0"
-        self._server: RpcServer | None = None
-
-    def _add_to(self, server: RpcServer) -> None:
-        raise NotImplementedError
-
-    async def start(self) -> str:
-        """Serves, at the same address as before where there was one."""
-        self._server = RpcServer(self.address, max_message_bytes=MAX_MESSAGE_BYTES)
-        self._add_to(self._server)
-        await self._server.start()
-        await self._server.set_serving(True)
-        self.address = self._server.address
-        return self.address
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(0)
 
     async def note(self) -> None:
         async with self.changed:
@@ -59,16 +41,13 @@ class GpuServerDouble(_Double, device.DeviceServiceServicer):
     """Has every version staged already, and keeps the executors it was told last."""
 
     def __init__(self, *staged: Staged) -> None:
-        super().__init__()
+        super().__init__(device.add_DeviceServiceServicer_to_server, device.DESCRIPTOR)
         self.staged = {entry.version.version_id: entry for entry in staged}
         self.executors: list[device.Executor] = []
         self.syncs = 0
         self.refusal: RouseError | None = None
         self.staging = asyncio.Event()
         self.staging.set()
-
-    def _add_to(self, server: RpcServer) -> None:
-        server.add(device.add_DeviceServiceServicer_to_server, self, device.DESCRIPTOR)
 
     async def StageVersion(
         self, request: device.StageVersionRequest, context: grpc.aio.ServicerContext
@@ -100,8 +79,8 @@ class GpuServerDouble(_Double, device.DeviceServiceServicer):
 class NodeRouterDouble(_Double, node.NodeServiceServicer):
     """Has three requests waiting and one executing."""
 
-    def _add_to(self, server: RpcServer) -> None:
-        server.add(node.add_NodeServiceServicer_to_server, self, node.DESCRIPTOR)
+    def __init__(self) -> None:
+        super().__init__(node.add_NodeServiceServicer_to_server, node.DESCRIPTOR)
 
     async def DescribeQueues(
         self, request: node.DescribeQueuesRequest, context: grpc.aio.ServicerContext
@@ -113,15 +92,12 @@ class ClusterDouble(_Double, cluster.ClusterServiceServicer):
     """Knows the nodes that registered, and keeps what is reported of instances, in order."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(cluster.add_ClusterServiceServicer_to_server, cluster.DESCRIPTOR)
         self.nodes: dict[str, cluster.Node] = {}
         self.registrations = 0
         self.heartbeats: list[cluster.HeartbeatRequest] = []
         self.reports: dict[str, list[cluster.ReportInstanceRequest]] = {}
         self.to_stop: set[str] = set()
-
-    def _add_to(self, server: RpcServer) -> None:
-        server.add(cluster.add_ClusterServiceServicer_to_server, self, cluster.DESCRIPTOR)
 
     def states(self, instance_id: str) -> list[str]:
         """The states reported of an instance, as READY."""

@@ -15,12 +15,11 @@ from typing import Any
 from rouse_bus import Bus, subjects
 from rouse_common.errors import FailedPrecondition, InvalidArgument, NotFound, RouseError
 from rouse_common.link import Incoming
-from rouse_common.rpc import RpcServer
 from rouse_contracts import cluster, functions, node, repository, scaling
 from rouse_contracts.links import INFER
 from rouse_testkit.links import Linked, answered
+from rouse_testkit.served import Served
 
-MAX_MESSAGE_BYTES = 64 << 20
 FP32_IDENTITY = functions.Signature(
     inputs=[functions.TensorSpec(name="x", datatype="FP32", shape=[-1])],
     outputs=[functions.TensorSpec(name="y", datatype="FP32", shape=[-1])],
@@ -28,28 +27,6 @@ FP32_IDENTITY = functions.Signature(
 
 # A coroutine with the one response, or an async generator of several.
 Execute = Callable[[node.InferRequest], Any]
-
-
-class Served:
-    """A servicer on a port that it keeps over restarts."""
-
-    def __init__(self, register: Any, servicer: object, contract: Any) -> None:
-        self._parts = (register, servicer, contract)
-        self._server: RpcServer | None = None
-        self.address = "127.0.0.1:0"
-
-    async def start(self) -> None:
-        self._server = RpcServer(self.address, max_message_bytes=MAX_MESSAGE_BYTES)
-        self._server.add(*self._parts)
-        await self._server.start()
-        await self._server.set_serving(True)
-        self.address = self._server.address
-
-    async def kill(self) -> None:
-        """Goes away at once, with the calls that it is answering."""
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(0)
 
 
 async def echo(request: node.InferRequest) -> node.InferResponse:
@@ -76,7 +53,7 @@ class NodeDouble(node.NodeServiceServicer):
         self.arrived = asyncio.Event()
         self.served = Linked()
         self.served.add(INFER, node.InferRequest, self._infer)
-        self.described = Served(node.add_NodeServiceServicer_to_server, self, node.DESCRIPTOR)
+        self.described = Served(node.add_NodeServiceServicer_to_server, node.DESCRIPTOR, self)
 
     async def _infer(self, request: node.InferRequest, call: Incoming) -> node.InferResponse | None:
         self.requests.append(request)
@@ -134,10 +111,10 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         # Version ids by deployment id.
         self.deployments: dict[str, str] = {}
         self.repository = RepositoryDouble()
-        self.cluster_server = Served(cluster.add_ClusterServiceServicer_to_server, self, cluster.DESCRIPTOR)
-        self.scaler_server = Served(scaling.add_ScalingServiceServicer_to_server, self, scaling.DESCRIPTOR)
+        self.cluster_server = Served(cluster.add_ClusterServiceServicer_to_server, cluster.DESCRIPTOR, self)
+        self.scaler_server = Served(scaling.add_ScalingServiceServicer_to_server, scaling.DESCRIPTOR, self)
         self.repository_server = Served(
-            repository.add_RepositoryServiceServicer_to_server, self.repository, repository.DESCRIPTOR
+            repository.add_RepositoryServiceServicer_to_server, repository.DESCRIPTOR, self.repository
         )
 
     # ---- What tests do --------------------------------------------------------------------------------
@@ -148,10 +125,10 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
 
     async def stop(self) -> None:
         for server in (self.cluster_server, self.scaler_server, self.repository_server):
-            await server.kill()
+            await server.stop()
         for double in self.nodes.values():
             await double.served.kill()
-            await double.described.kill()
+            await double.described.stop()
 
     async def add_node(self, node_id: str) -> NodeDouble:
         double = self.nodes[node_id] = NodeDouble(node_id)
@@ -298,6 +275,12 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
 
     async def ListFunctions(self, request: Any, context: Any) -> cluster.ListFunctionsResponse:
         return cluster.ListFunctionsResponse(functions=[self._summary(f) for f in self.functions.values()])
+
+    async def GetUsage(self, request: cluster.GetUsageRequest, context: Any) -> cluster.GetUsageResponse:
+        """A row, of whom it was asked for."""
+        return cluster.GetUsageResponse(
+            rows=[functions.UsageRow(tenant=request.tenant or "everybody", usage=functions.UsageSummary(requests=1))]
+        )
 
     async def DeleteFunction(
         self, request: cluster.DeleteFunctionRequest, context: Any

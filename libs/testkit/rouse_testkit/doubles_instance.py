@@ -23,8 +23,8 @@ from rouse_contracts.functions import TensorBatch
 from rouse_contracts.links import EXECUTE, executor_link
 from rouse_testkit.artefacts import Staged
 from rouse_testkit.links import ask
+from rouse_testkit.served import MAX_MESSAGE_BYTES
 
-MAX_MESSAGE_BYTES = 64 << 20
 CALL_TIMEOUT_S = 60.0
 TOKEN = "instance-token"
 

@@ -20,8 +20,8 @@ from rouse_common.rpc import RpcServer
 from rouse_contracts import device as contract
 from rouse_contracts.links import ACQUIRE, EXECUTE, RELEASE, executor_link
 from rouse_testkit.links import Linked, answered
+from rouse_testkit.served import MAX_MESSAGE_BYTES
 
-MAX_MESSAGE_BYTES = 64 << 20
 Behaviour = Callable[
     [contract.ExecuteRequest], Awaitable[contract.ExecuteResponse] | AsyncIterator[contract.ExecuteResponse]
 ]

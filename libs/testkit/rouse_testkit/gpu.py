@@ -21,13 +21,13 @@ import grpc
 
 from rouse_common.errors import FailedPrecondition, Internal, NotFound, RouseError
 from rouse_common.link import Incoming
-from rouse_common.rpc import RpcServer, remaining_s
+from rouse_common.rpc import remaining_s
 from rouse_contracts import coordination, device, repository
 from rouse_contracts.functions import ArtefactFile, FunctionSpec, FunctionVersion, Resources
 from rouse_contracts.links import EXECUTE, executor_link
 from rouse_testkit.links import Linked
+from rouse_testkit.served import Served
 
-MAX_MESSAGE_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
 ALIGNMENT_BYTES = 64
 # Stands before the first tensor in its file, as a safetensors header does.
@@ -90,27 +90,7 @@ def make_model(name: str, tensor_bytes: list[int], *, working_bytes: int = 0, ve
     return MadeModel(version, artefact, blobs, bytes(image))
 
 
-class _Server:
-    """A double's own gRPC server."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._server: RpcServer | None = None
-
-    async def _serve(self, add: object, contract: object) -> None:
-        self._server = RpcServer(self.address, max_message_bytes=MAX_MESSAGE_BYTES)
-        self._server.add(add, self, contract)  # type: ignore[arg-type]
-        await self._server.start()
-        self.address = self._server.address
-        await self._server.set_serving(True)
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(0)
-
-
-class MappingExecutor(_Server, device.ExecutorServiceServicer):
+class MappingExecutor(Served, device.ExecutorServiceServicer):
     """An executor of one model. Execute answers the mapped bytes.
 
     Attributes:
@@ -123,7 +103,10 @@ class MappingExecutor(_Server, device.ExecutorServiceServicer):
     """
 
     def __init__(self, folder: Path, instance_id: str, model: MadeModel) -> None:
-        super().__init__(f"unix:{folder / f'{instance_id}.sock'}")
+        super().__init__(
+            device.add_ExecutorServiceServicer_to_server, device.DESCRIPTOR,
+            address=f"unix:{folder / f'{instance_id}.sock'}",
+        )  # fmt: skip
         self.instance_id, self.model = instance_id, model
         self.mapped: mmap.mmap | None = None
         self.attachment: device.AttachRequest | None = None
@@ -142,9 +125,10 @@ class MappingExecutor(_Server, device.ExecutorServiceServicer):
             instance_id=instance_id, version=model.version, address=self.address, pid=self._process.pid
         )
 
-    async def start(self) -> None:
-        await self._serve(device.add_ExecutorServiceServicer_to_server, device.DESCRIPTOR)
+    async def start(self) -> str:
+        await super().start()
         await self._link.start()
+        return self.address
 
     async def die(self) -> None:
         """The process ends: its connections break, its mappings are gone."""
@@ -222,7 +206,7 @@ class MappingExecutor(_Server, device.ExecutorServiceServicer):
             self._idle.notify_all()
 
 
-class RepositoryDouble(_Server, repository.RepositoryServiceServicer):
+class RepositoryDouble(Served, repository.RepositoryServiceServicer):
     """A model-repository that holds what it was given.
 
     Attributes:
@@ -233,7 +217,7 @@ class RepositoryDouble(_Server, repository.RepositoryServiceServicer):
     """
 
     def __init__(self, *models: MadeModel) -> None:
-        super().__init__("127.0.0.1:0")
+        super().__init__(repository.add_RepositoryServiceServicer_to_server, repository.DESCRIPTOR)
         self.artefacts = {m.artefact.digest: m.artefact for m in models}
         self.blobs = {digest: content for m in models for digest, content in m.blobs.items()}
         self.served: Counter[tuple[str, str]] = Counter()
@@ -247,9 +231,6 @@ class RepositoryDouble(_Server, repository.RepositoryServiceServicer):
         for model in models:
             self.artefacts[model.artefact.digest] = model.artefact
             self.blobs.update(model.blobs)
-
-    async def start(self) -> None:
-        await self._serve(repository.add_RepositoryServiceServicer_to_server, repository.DESCRIPTOR)
 
     async def GetArtefact(
         self, request: repository.GetArtefactRequest, context: grpc.aio.ServicerContext
@@ -286,7 +267,7 @@ class EndedInstance:
     reason: str
 
 
-class CoordinatorDouble(_Server, coordination.CoordinationServiceServicer):
+class CoordinatorDouble(Served, coordination.CoordinationServiceServicer):
     """A coordinator that ends executors when it is told to.
 
     Attributes:
@@ -296,13 +277,10 @@ class CoordinatorDouble(_Server, coordination.CoordinationServiceServicer):
     """
 
     def __init__(self) -> None:
-        super().__init__("127.0.0.1:0")
+        super().__init__(coordination.add_CoordinationServiceServicer_to_server, coordination.DESCRIPTOR)
         self.executors: dict[str, MappingExecutor] = {}
         self.ended: list[EndedInstance] = []
         self.failure: RouseError | None = None
-
-    async def start(self) -> None:
-        await self._serve(coordination.add_CoordinationServiceServicer_to_server, coordination.DESCRIPTOR)
 
     async def StopInstance(
         self, request: coordination.StopInstanceRequest, context: grpc.aio.ServicerContext

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from rouse_common.link import Buffer, Incoming, Links, LinkServer
+from rouse_testkit.served import MAX_MESSAGE_BYTES
 
-MAX_MESSAGE_BYTES = 64 << 20
 M = TypeVar("M", bound=Message)
 # Gives the last answer, or None where all were sent.
 Handler = Callable[[Any, Incoming], Awaitable[Message | None]]

@@ -12,35 +12,22 @@ import grpc
 
 from rouse_common.lifecycle import App
 from rouse_common.link import Links
-from rouse_common.rpc import Channels, RpcServer, call
+from rouse_common.rpc import Channels, call
 from rouse_contracts import cluster, device, node
 from rouse_contracts.links import INFER
-from rouse_testkit.doubles_node import MAX_MESSAGE_BYTES, DeviceDouble, ExecutorDouble
+from rouse_testkit.doubles_node import DeviceDouble, ExecutorDouble
 from rouse_testkit.links import ask
 from rouse_testkit.running import Running, running
+from rouse_testkit.served import MAX_MESSAGE_BYTES, Served
 
 
-class UsageDouble(cluster.ClusterServiceServicer):
+class UsageDouble(Served, cluster.ClusterServiceServicer):
     """The part of cluster-manager that takes usage records."""
 
     def __init__(self) -> None:
+        super().__init__(cluster.add_ClusterServiceServicer_to_server, cluster.DESCRIPTOR)
         self.records: list[cluster.UsageRecord] = []
         self.changed = asyncio.Condition()
-        self.address = "127.0.0.1:0"
-        self._server: RpcServer | None = None
-
-    async def start(self) -> str:
-        """Serves; at the same address when it is started again."""
-        self._server = RpcServer(self.address, max_message_bytes=MAX_MESSAGE_BYTES)
-        self._server.add(cluster.add_ClusterServiceServicer_to_server, self, cluster.DESCRIPTOR)
-        await self._server.start()
-        self.address = self._server.address
-        return self.address
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(0)
 
     async def RecordUsage(
         self, request: cluster.RecordUsageRequest, context: grpc.aio.ServicerContext

@@ -14,8 +14,9 @@ from rouse_contracts import scaling
 from rouse_scaler.app import Scaler
 from rouse_scaler.config import ScalerConfig
 from rouse_testkit.clock import ManualClock
-from rouse_testkit.doubles_cluster import MAX_MESSAGE_BYTES, ClusterDouble, CoordinatorDouble
+from rouse_testkit.doubles_cluster import ClusterDouble, CoordinatorDouble
 from rouse_testkit.running import Running, running
+from rouse_testkit.served import MAX_MESSAGE_BYTES
 
 
 class ScalerMesh:

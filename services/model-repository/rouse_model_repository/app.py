@@ -7,9 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rouse_bus import Bus
+from rouse_bus import Bus, Following
 from rouse_common.clock import SystemClock
-from rouse_common.errors import RouseError
 from rouse_common.locks import KeyedLocks
 from rouse_common.rpc import RpcServer
 from rouse_common.tasks import periodically
@@ -27,7 +26,6 @@ from rouse_model_repository.uploads import Uploads
 LOG = logging.getLogger(__name__)
 MAX_CALLS = 512
 COLLECT_EVERY_S = 60.0
-LOAD_AGAIN_S = 1.0
 
 
 class ModelRepositoryApp:
@@ -35,7 +33,6 @@ class ModelRepositoryApp:
 
     def __init__(self, config: ModelRepositoryConfig) -> None:
         self._config = config
-        self._loaded = False
 
     async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
         """Serves until `stopping` is set, then drains. See rouse_common.lifecycle.App."""
@@ -50,12 +47,13 @@ class ModelRepositoryApp:
             server = RpcServer(
                 config.listen, max_message_bytes=config.max_message_mib << 20, max_concurrent=MAX_CALLS, tls=config.tls
             )  # fmt: skip
-            handlers = RepositoryService(library, uploads, bucket, lambda: self._loaded and bus.connected)
+            following = Following(bus, "the bucket", library.load, server.set_serving)
+            handlers = RepositoryService(library, uploads, bucket, lambda: following.holds)
             server.add(service.register, handlers, repository.DESCRIPTOR)
             await server.start()
             async with asyncio.TaskGroup() as tasks:
                 background = [
-                    tasks.create_task(self._follow(bus, library, server)),
+                    tasks.create_task(following.run()),
                     tasks.create_task(periodically("deleting unnamed blobs", COLLECT_EVERY_S, library.collect)),
                 ]
                 try:
@@ -68,19 +66,3 @@ class ModelRepositoryApp:
                     await server.stop(config.drain_s)
         finally:
             await bus.close()
-
-    async def _follow(self, bus: Bus, library: Library, server: RpcServer) -> None:
-        """Serves while NATS is there and the index is true to it."""
-        while True:
-            await bus.wait_connected()
-            try:
-                await library.load()
-            except RouseError as error:
-                LOG.warning("cannot read the bucket, trying again: %s", error)
-                await asyncio.sleep(LOAD_AGAIN_S)
-                continue
-            self._loaded = True
-            await server.set_serving(True)
-            await bus.wait_disconnected()
-            self._loaded = False
-            await server.set_serving(False)

@@ -27,7 +27,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_gateway_that_starts_first_waits_for_cluster_manager(control: Control, config: GatewayConfig) -> None:
-    await control.cluster_server.kill()
+    await control.cluster_server.stop()
     async with running(GatewayApp(config)) as service:
         address = await service.ready()
         async with grpc.aio.insecure_channel(address) as channel:
@@ -49,8 +49,8 @@ async def test_a_gateway_that_starts_first_waits_for_cluster_manager(control: Co
 async def test_the_last_table_serves_while_cluster_manager_is_away(front: Front) -> None:
     front.control.add_function("f", nodes=["n0"])
     await front.publish()
-    await front.control.cluster_server.kill()
-    await front.control.scaler_server.kill()
+    await front.control.cluster_server.stop()
+    await front.control.scaler_server.stop()
     for _ in range(3):
         assert floats((await front.infer("f", 1.0)).outputs[0]) == [1.0]
     code, _, _ = await refused(front.mesh.ListFunctions(functions.ListFunctionsRequest(), timeout=5))
@@ -69,7 +69,7 @@ async def test_a_message_that_was_lost_is_made_up_for_by_fetching(front: Front) 
 async def test_the_gateway_finds_a_restarted_cluster_manager_again(front: Front) -> None:
     front.control.add_function("f", nodes=["n0"])
     await front.publish()
-    await front.control.cluster_server.kill()
+    await front.control.cluster_server.stop()
     await front.infer("f", 1.0)
     await front.control.cluster_server.start()
     front.control.bus = None

@@ -182,7 +182,7 @@ async def test_the_status_shows_nodes_and_services_also_those_that_are_away(fron
     assert [(n.node_id, n.state, n.instances) for n in status.nodes] == [("n0", "READY", 1)]
     assert status.functions == 1
     assert status.mesh_version
-    await front.control.cluster_server.kill()
+    await front.control.cluster_server.stop()
     status = await front.mesh.GetStatus(functions.GetStatusRequest(), timeout=5)
     assert not status.nodes
     assert status.functions == 1

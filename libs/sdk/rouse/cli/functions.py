@@ -167,7 +167,4 @@ def delete(state: State, name: str, timeout: float) -> None:
     """Delete a function with all its versions, and wait until every byte is given back."""
     with state.client(timeout) as client:
         client.delete(name)
-    if state.json:
-        state.emit({"deleted": name})
-        return
-    state.say(f"[bold green]✓[/bold green] [bold]{escape(name)}[/bold] is deleted")
+    state.done({"deleted": name}, f"[bold]{escape(name)}[/bold] is deleted")

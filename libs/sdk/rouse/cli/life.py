@@ -27,7 +27,7 @@ def traffic(state: State, name: str, shares: tuple[str, ...], newest: bool) -> N
     with state.client() as client:
         changed = bool(wanted) or newest
         function = client.set_traffic(name, wanted) if changed else client.describe(name).function
-    _show(state, function, "[bold green]✓[/bold green] " if changed else "")
+    _show(state, function, changed)
 
 
 @click.command()
@@ -38,7 +38,7 @@ def rollback(state: State, name: str) -> None:
     """Put the traffic of NAME back to what it was before the last deployment or change of it."""
     with state.client() as client:
         function = client.roll_back(name)
-    _show(state, function, "[bold green]✓[/bold green] ")
+    _show(state, function, True)
 
 
 @click.command()
@@ -80,12 +80,15 @@ def _shares(texts: tuple[str, ...]) -> dict[int, int]:
     return shares
 
 
-def _show(state: State, function: rouse.Function, mark: str) -> None:
-    if state.json:
-        state.emit(function)
-        return
+def _show(state: State, function: rouse.Function, changed: bool) -> None:
     shares = ", ".join(f"{percent} % to version {version}" for version, percent in sorted(function.traffic.items()))
-    state.say(f"{mark}[bold]{escape(function.name)}[/bold] {shares}")
+    words = f"[bold]{escape(function.name)}[/bold] {shares}"
+    if changed:
+        state.done(function, words)
+    elif state.json:
+        state.emit(function)
+    else:
+        state.say(words)
 
 
 def _stands(state: State, function: rouse.Function) -> None:

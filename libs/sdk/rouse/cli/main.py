@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 import rouse
-from rouse.cli import access, calling, deploying, dev, failures, functions, life, mesh, watching
+from rouse.cli import calling, deploying, dev, failures, functions, keys, life, mesh, secrets, tenants, watching
 from rouse.cli.state import State, common
 
 
@@ -38,9 +38,9 @@ for command in (
     watching.logs,
     watching.trace,
     functions.delete,
-    access.tenants,
-    access.keys,
-    access.secrets,
+    tenants.tenants,
+    keys.keys,
+    secrets.secrets,
     mesh.version,
 ):
     cli.add_command(command)

@@ -46,6 +46,13 @@ class State:
         """Prints a line to standard output, never broken."""
         self.out.print(markup, soft_wrap=True)
 
+    def done(self, payload: Any, words: str) -> None:
+        """Says what a command changed: `payload` as JSON where that was asked for, else a line of markup."""
+        if self.json:
+            self.emit(payload)
+        else:
+            self.say(f"[bold green]✓[/bold green] {words}")
+
     def emit(self, payload: Any) -> None:
         """Prints one JSON document to standard output."""
         click.echo(json.dumps(plain(payload), allow_nan=False, ensure_ascii=False))
