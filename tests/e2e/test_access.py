@@ -105,6 +105,15 @@ def test_tenants_keep_to_themselves_and_roles_to_what_they_may(guarded: Mesh, tm
         other.deployer.delete("ours")
     assert foreign.value.reason == "NOT_OWNER"
     trace_id = one.invoker.infer("mine", X).trace_id
+    other.invoker.infer("ours", {"x": np.array([0, 5], np.float32)})
+
+    def counted(client: rouse.Client, tenant: str = "") -> dict[tuple[str, str], int]:
+        return {(row.tenant, row.function): row.usage.requests for row in client.usage(tenant=tenant)}
+
+    guarded.wait_until(lambda: counted(one.admin).get(("other", "ours")) == 1, "the usage is recorded")
+    # Whose request it was, not whose function.
+    assert counted(one.invoker) == {("one", "mine"): 2}
+    assert counted(other.invoker) == {("other", "ours"): 1}
     assert one.deployer.trace(trace_id)
     with pytest.raises(rouse.NotFound):
         other.deployer.trace(trace_id)

@@ -273,6 +273,23 @@ async def test_usage_counts_each_request_once(plane: ControlPlane) -> None:
         await refused(plane.call("RecordUsage", request), InvalidArgument, "BAD_USAGE")
 
 
+async def test_usage_says_whose_requests_they_were_after_the_function_is_gone(plane: ControlPlane) -> None:
+    version = await plane.deploy("f")
+    records = [usage(f"r{i}", version_id=version.version_id, tenant="ab"[i % 2]) for i in range(5)]
+    await plane.call("RecordUsage", cluster.RecordUsageRequest(records=records))
+    await plane.call("DeleteFunction", cluster.DeleteFunctionRequest(name="f"))
+
+    async def listed(**fields: Any) -> list[tuple[str, str, int]]:
+        answer = await plane.call("GetUsage", cluster.GetUsageRequest(**fields))
+        return [(row.tenant, row.function, row.usage.requests) for row in answer.rows]
+
+    assert await listed() == [("a", "f", 3), ("b", "f", 2)]
+    assert await listed(tenant="b") == [("b", "f", 2)]
+    assert await listed(grouping=functions.USAGE_GROUPING_FUNCTION) == [("", "f", 5)]
+    assert await listed(grouping=functions.USAGE_GROUPING_TENANT) == [("a", "", 3), ("b", "", 2)]
+    await refused(listed(grouping=7), InvalidArgument, "BAD_GROUPING")
+
+
 async def test_events_are_newest_first_and_limited(plane: ControlPlane) -> None:
     for name in ("f", "g", "f"):
         await plane.deploy(name)

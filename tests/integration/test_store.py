@@ -164,9 +164,9 @@ async def test_an_artefact_is_condemned_only_where_no_other_function_uses_it(dat
 
 def usage(request_id: str, function: str = "f", version_id: str = "v1", **fields: Any) -> dict[str, Any]:
     return {
-        "request_id": request_id, "function": function, "version_id": version_id, "node_id": "n0", "device": "gpu0",
-        "finished_at": NOW, "recorded_at": NOW, "device_ms": 2.0, "swap_ms": 1.0, "queue_ms": 0.5, "status_code": 0,
-        "swapped_in": True,
+        "request_id": request_id, "function": function, "version_id": version_id, "tenant": "t", "node_id": "n0",
+        "device": "gpu0", "finished_at": NOW, "recorded_at": NOW, "device_ms": 2.0, "swap_ms": 1.0, "queue_ms": 0.5,
+        "status_code": 0, "swapped_in": True,
     } | fields  # fmt: skip
 
 
@@ -190,6 +190,25 @@ async def test_failures_are_counted_by_version(database: Database) -> None:
     await database.run(lambda unit: unit.usage.add(records))
     total = await database.run(lambda unit: unit.usage.total("f", ["v1"]))
     assert (total.requests, total.failures, total.swap_ins) == (2, 1, 1)
+
+
+async def test_usage_is_summed_by_tenant_and_by_function(database: Database) -> None:
+    records = [
+        usage("a", tenant="t"), usage("b", tenant="u", device_ms=9.0, status_code=14), usage("c", "g", tenant="t"),
+        usage("d", version_id="v2", tenant="u"),
+    ]  # fmt: skip
+    await database.run(lambda unit: unit.usage.add(records))
+
+    async def rows(names: list[str], tenant: str = "", most: int = 10) -> list[tuple[Any, ...]]:
+        found = await database.run(lambda unit: unit.usage.by(names, tenant, most))
+        return [(*key.values(), total.requests, total.failures, total.device_ms) for key, total in found]
+
+    assert await rows(["tenant"]) == [("u", 2, 1, 11.0), ("t", 2, 0, 4.0)]
+    assert await rows(["function"]) == [("f", 3, 1, 13.0), ("g", 1, 0, 2.0)]
+    assert await rows(["tenant", "function"], "t") == [("t", "f", 1, 0, 2.0), ("t", "g", 1, 0, 2.0)]
+    assert await rows(["function"], "nobody") == []
+    assert await rows(["tenant"], most=1) == [("u", 2, 1, 11.0)]
+    assert (await database.run(lambda unit: unit.usage.total("f", ["v1", "v2"]))).requests == 3
 
 
 async def test_ledgers_are_bounded_and_totals_stay(database: Database) -> None:

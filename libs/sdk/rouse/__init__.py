@@ -49,6 +49,7 @@ from rouse.types import (
     TensorSpec,
     Timings,
     Usage,
+    UsageRow,
     Version,
 )
 
@@ -99,6 +100,7 @@ __all__ = [
     "Unimplemented",
     "Unreachable",
     "Usage",
+    "UsageRow",
     "Version",
     "__version__",
     "read_package",

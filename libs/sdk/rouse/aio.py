@@ -30,6 +30,7 @@ from rouse.types import (
     Span,
     Status,
     TensorSpec,
+    UsageRow,
 )
 from rouse_contracts import functions as contract
 from rouse_contracts.arrays import to_array
@@ -42,6 +43,7 @@ FOLLOW_TIMEOUT_S = 86_400.0
 # Services write their spans out a fifth of a second after they end, at the latest.
 SPANS_SETTLE_S = 0.5
 SPANS_POLL_S = 0.1
+_GROUPINGS = {"tenant": contract.USAGE_GROUPING_TENANT, "function": contract.USAGE_GROUPING_FUNCTION}
 
 
 class AsyncClient:
@@ -277,6 +279,19 @@ class AsyncClient:
                 if time.monotonic() >= settled or _complete(response.spans):
                     return [convert.span(span) for span in response.spans]
             await self._transport.sleep(SPANS_POLL_S)
+
+    async def usage(self, *, by: str | None = None, tenant: str = "", timeout: float | None = None) -> list[UsageRow]:
+        """What requests used in all, those that kept devices longest first, 1,000 rows at most.
+
+        Args:
+            by: "tenant" or "function" for a row each; None for a row for every pair of them.
+            tenant: whose requests; empty is the caller's own tenant, for administrators everybody.
+        """
+        if by is not None and by not in _GROUPINGS:
+            raise InvalidArgument(f"by='{by}': want one of tenant, function", reason="BAD_GROUPING")
+        request = contract.GetUsageRequest(tenant=tenant, grouping=_GROUPINGS.get(by or "", 0))
+        response = await self._read("GetUsage", request, timeout)
+        return [UsageRow(row.tenant, row.function, convert.usage(row.usage)) for row in response.rows]
 
     async def status(self, *, timeout: float | None = None) -> Status:
         """Services, nodes and devices of the mesh."""

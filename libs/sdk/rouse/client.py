@@ -22,6 +22,7 @@ from rouse.types import (
     Scaling,
     Span,
     Status,
+    UsageRow,
 )
 
 
@@ -168,6 +169,10 @@ class Client:
     def trace(self, trace_id: str, *, settle: float = 2.0, timeout: float | None = None) -> list[Span]:
         """The spans of a trace in the order of their start, once they are all there."""
         return finish(self._client.trace(trace_id, settle=settle, timeout=timeout))
+
+    def usage(self, *, by: str | None = None, tenant: str = "", timeout: float | None = None) -> list[UsageRow]:
+        """What requests used in all, those that kept devices longest first."""
+        return finish(self._client.usage(by=by, tenant=tenant, timeout=timeout))
 
     def status(self, *, timeout: float | None = None) -> Status:
         """Services, nodes and devices of the mesh."""

@@ -133,13 +133,22 @@ class Residency:
 
 @dataclass(frozen=True)
 class Usage:
-    """Totals of a function; `device_ms` is the time that devices worked for it."""
+    """Totals; `device_ms` is the time that devices worked."""
 
     requests: int
     failures: int
     device_ms: float
     swap_ins: int
     swap_ms: float
+
+
+@dataclass(frozen=True)
+class UsageRow:
+    """What the requests of a tenant to a function used; either is empty where rows stand for the other alone."""
+
+    tenant: str
+    function: str
+    usage: Usage
 
 
 @dataclass(frozen=True)

@@ -299,6 +299,7 @@ class UsageRecord(Base):
     request_id: Mapped[str] = mapped_column(primary_key=True)
     function: Mapped[str]
     version_id: Mapped[str]
+    tenant: Mapped[str] = mapped_column(server_default=text("''"))
     node_id: Mapped[str]
     device: Mapped[str]
     finished_at: Mapped[datetime]
@@ -311,13 +312,14 @@ class UsageRecord(Base):
 
 
 class UsageTotal(Base):
-    """What a function used in all, a row a version: a function made anew under an old name starts at zero,
-    and the bill of the old one stays."""
+    """What a tenant's requests to a function used in all, a row a version: a function made anew under an old
+    name starts at zero, and the bill of the old one stays."""
 
     __tablename__ = "usage_totals"
 
     function: Mapped[str] = mapped_column(primary_key=True)
     version_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str] = mapped_column(primary_key=True, server_default=text("''"))
     requests: Mapped[int] = mapped_column(BigInteger)
     failures: Mapped[int] = mapped_column(BigInteger)
     device_ms: Mapped[float]

@@ -228,15 +228,11 @@ def _describe(unit: Unit, name: str, reports: placing.Reports) -> cluster.GetFun
     ]
     for node_id in sorted(reports):
         residency += [entry for entry in reports[node_id].residency if entry.version_id in ids]
-    usage = unit.usage.total(name, ids)
     return cluster.GetFunctionResponse(
         function=summary(function, [row for row in instances if row.version_id == function.active.version_id]),
         versions=[rows.version_message(version) for version in function.versions],
         instances=[rows.instance_message(row) for row in instances],
         residency=residency,
-        usage=functions.UsageSummary(
-            requests=usage.requests, failures=usage.failures, device_ms=usage.device_ms, swap_ins=usage.swap_ins,
-            swap_ms=usage.swap_ms,
-        ),
+        usage=rows.usage_message(unit.usage.total(name, ids)),
         events=[rows.event_message(event) for event in unit.events.newest(name, SHOWN_EVENTS)],
     )  # fmt: skip

@@ -18,8 +18,16 @@ from rouse_store.text import clean
 MAX_RECORDS = 1000
 DEFAULT_EVENTS = 100
 MAX_EVENTS = 1000
+IDS = ("request_id", "function", "version_id", "tenant", "node_id", "device")
 MAX_ID_CHARS = 256
 MAX_STATUS_CODE = 1 << 30
+# Of usage in one answer, those that used most.
+MAX_ROWS = 1000
+GROUPINGS = {
+    functions.USAGE_GROUPING_UNSPECIFIED: ("tenant", "function"),
+    functions.USAGE_GROUPING_TENANT: ("tenant",),
+    functions.USAGE_GROUPING_FUNCTION: ("function",),
+}
 USAGE_KEPT_S = 7 * 86_400.0
 
 
@@ -43,6 +51,14 @@ class Ledger:
         metrics.USAGE_RECORDS.labels("counted").inc(counted)
         metrics.USAGE_RECORDS.labels("known").inc(len(records) - counted)
 
+    async def usage(self, tenant: str, grouping: functions.UsageGrouping) -> list[functions.UsageRow]:
+        """Totals, of one tenant's requests or of everybody's. Raises InvalidArgument BAD_GROUPING."""
+        names = GROUPINGS.get(grouping)
+        if names is None:
+            raise InvalidArgument("BAD_GROUPING", f"grouping {grouping}: want one of {sorted(GROUPINGS)}")
+        found = await self._database.run(lambda unit: unit.usage.by(names, clean(tenant, MAX_ID_CHARS), MAX_ROWS))
+        return [functions.UsageRow(**key, usage=rows.usage_message(total)) for key, total in found]
+
     async def events(self, subject: str, limit: int) -> list[functions.Event]:
         """Newest first. Raises InvalidArgument BAD_LIMIT."""
         if limit > MAX_EVENTS:
@@ -63,7 +79,9 @@ class Ledger:
 
 
 def _columns(record: cluster.UsageRecord) -> dict[str, Any]:
-    ids = {name: getattr(record, name) for name in ("request_id", "function", "version_id", "node_id", "device")}
+    ids = {
+        name: getattr(record, name) for name in ("request_id", "function", "version_id", "tenant", "node_id", "device")
+    }
     times = {name: getattr(record, name) for name in ("device_ms", "swap_ms", "queue_ms")}
     if not record.request_id or not record.function:
         raise InvalidArgument("BAD_USAGE", "a usage record without request_id or function")

@@ -116,6 +116,10 @@ class ClusterService(cluster.ClusterServiceServicer):
         await self._ledger.record_usage(list(request.records))
         return cluster.RecordUsageResponse()
 
+    async def GetUsage(self, request: cluster.GetUsageRequest, context: Context) -> cluster.GetUsageResponse:
+        self._gate.check()
+        return cluster.GetUsageResponse(rows=await self._ledger.usage(request.tenant, request.grouping))
+
     async def ListEvents(self, request: cluster.ListEventsRequest, context: Context) -> cluster.ListEventsResponse:
         self._gate.check()
         return cluster.ListEventsResponse(events=await self._ledger.events(request.subject, request.limit))

@@ -170,6 +170,19 @@ async def test_roles_and_owners_decide_who_may_change_what(guarded: Front) -> No
     await guarded.mesh.DeleteFunction(delete(name="own"), timeout=10, metadata=DEPLOYER)
 
 
+async def test_what_was_used_is_told_to_who_used_it(guarded: Front) -> None:
+    async def told(metadata: Metadata, tenant: str = "") -> list[str]:
+        request = functions.GetUsageRequest(tenant=tenant)
+        answer = await guarded.mesh.GetUsage(request, timeout=10, metadata=metadata)
+        return [row.tenant for row in answer.rows]
+
+    assert await told(ACME) == await told(ACME, "acme") == ["acme"]
+    assert await told(ADMIN) == ["everybody"]
+    assert await told(ADMIN, "other") == ["other"]
+    code, details, _ = await refused(told(ACME, "other"))
+    assert (code, details.reason) == (grpc.StatusCode.PERMISSION_DENIED, "NOT_OWNER")
+
+
 async def test_a_key_revoked_is_refused_from_then_on(guarded: Front) -> None:
     await call(guarded, "own", ACME, 1)
     without = table(2)

@@ -187,6 +187,20 @@ class FunctionDouble(contract.FunctionServiceServicer):
         self._enter("ListFunctions", request, context)
         return contract.ListFunctionsResponse(functions=[self._summary(name) for name in sorted(self.functions)])
 
+    def GetUsage(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._enter("GetUsage", request, context)
+        rows = [("acme", "digits", 7), ("", "digits", 2)]
+        if request.grouping == contract.USAGE_GROUPING_TENANT:
+            rows = [(tenant, "", requests) for tenant, _, requests in rows]
+        return contract.GetUsageResponse(
+            rows=[
+                contract.UsageRow(
+                    tenant=tenant, function=function, usage=contract.UsageSummary(requests=requests, device_ms=12.5)
+                )
+                for tenant, function, requests in rows
+            ]
+        )
+
     def Infer(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._enter("Infer", request, context)
         self._need(request.function, context)

@@ -285,6 +285,15 @@ def test_delete(cli: Cli, double: Any, folder: Path) -> None:
     assert not double.functions
 
 
+def test_usage(cli: Cli) -> None:
+    shown = cli("usage")
+    assert "acme" in shown
+    assert "not known" in shown
+    assert "12.5 ms" in shown
+    assert [row["function"] for row in cli.json("usage", "--by", "tenant")["usage"]] == ["", ""]
+    assert "tenant" in cli("usage", "--by", "day", code=2) + cli.err
+
+
 def test_logs(cli: Cli, double: Any) -> None:
     double.lines = [f"2026-11-20T12:00:00.123Z INFO    gateway trace=- {'x' * 200} {n}" for n in range(3)]
     assert cli("logs", "--tail", "2").splitlines() == double.lines[1:], "lines are neither wrapped nor cut"

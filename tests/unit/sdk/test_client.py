@@ -223,6 +223,15 @@ def test_describe_and_delete(client: rouse.Client, folder: Path) -> None:
     assert caught.value.metadata == {"function": "digits"}
 
 
+def test_usage_is_grouped_as_asked(client: rouse.Client) -> None:
+    assert [(row.tenant, row.function, row.usage.requests) for row in client.usage()] == [
+        ("acme", "digits", 7), ("", "digits", 2)
+    ]  # fmt: skip
+    assert client.usage(by="tenant")[0].function == ""
+    with pytest.raises(rouse.InvalidArgument):
+        client.usage(by="day")
+
+
 def test_status_adds_up(client: rouse.Client) -> None:
     device = client.status().nodes[0].devices[0]
     assert device.mapped_bytes + device.reserved_bytes + device.free_bytes == device.capacity_bytes

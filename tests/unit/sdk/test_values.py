@@ -27,7 +27,7 @@ EXPORTS = {
     "Key", "Limits", "NewKey", "Node", "NotFound", "Objective", "Package", "PackageError", "PermissionDenied",
     "Progress", "Residency", "ResourceExhausted", "Resources", "Result", "RouseError", "Scaling", "Secret",
     "Service", "Span", "Status", "Tenant", "TensorSpec", "Timings", "Unauthenticated", "Unavailable",
-    "Unimplemented", "Unreachable", "Usage", "Version", "__version__", "read_package",
+    "Unimplemented", "Unreachable", "Usage", "UsageRow", "Version", "__version__", "read_package",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 import rouse
-from rouse.cli import calling, deploying, dev, failures, functions, keys, life, mesh, secrets, tenants, watching
+from rouse.cli import calling, deploying, dev, failures, functions, keys, life, mesh, secrets, tenants, usage, watching
 from rouse.cli.state import State, common
 
 
@@ -38,6 +38,7 @@ for command in (
     watching.logs,
     watching.trace,
     functions.delete,
+    usage.usage,
     tenants.tenants,
     keys.keys,
     secrets.secrets,

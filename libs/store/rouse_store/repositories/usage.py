@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from rouse_store.models import UsageRecord, UsageTotal
 from rouse_store.repositories import delete_rows
 
+KEY = ("function", "version_id", "tenant")
 SUMMED = ("requests", "failures", "device_ms", "swap_ins", "swap_ms")
 
 
@@ -40,20 +41,20 @@ class Usage:
         if not rows:
             return 0
         fresh = self._insert(rows)
-        sums: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: asdict(UsageSum()))
+        sums: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(lambda: asdict(UsageSum()))
         for row in rows:
             if row["request_id"] in fresh:
-                total = sums[row["function"], row["version_id"]]
+                total = sums[row["function"], row["version_id"], row["tenant"]]
                 total["requests"] += 1
                 total["failures"] += row["status_code"] != 0
                 total["device_ms"] += row["device_ms"]
                 total["swap_ins"] += row["swapped_in"]
                 total["swap_ms"] += row["swap_ms"]
-        for (function, version_id), total in sorted(sums.items()):
-            upsert = insert(UsageTotal).values(function=function, version_id=version_id, **total)
+        for key, total in sorted(sums.items(), key=lambda entry: entry[0]):
+            upsert = insert(UsageTotal).values(**dict(zip(KEY, key, strict=True)), **total)
             added = {name: getattr(UsageTotal, name) + upsert.excluded[name] for name in SUMMED}
             self._session.execute(
-                upsert.on_conflict_do_update(index_elements=[UsageTotal.function, UsageTotal.version_id], set_=added)
+                upsert.on_conflict_do_update(index_elements=[getattr(UsageTotal, name) for name in KEY], set_=added)
             )
         return len(fresh)
 
@@ -74,17 +75,22 @@ class Usage:
         query = select(*(func.sum(getattr(UsageTotal, name)) for name in SUMMED)).where(
             UsageTotal.function == function, UsageTotal.version_id.in_(list(version_ids))
         )
-        found = self._session.execute(query).one()
-        values = dict(zip(SUMMED, found, strict=True))
-        if values["requests"] is None:
-            return UsageSum()
-        return UsageSum(
-            requests=int(values["requests"]),
-            failures=int(values["failures"]),
-            device_ms=float(values["device_ms"]),
-            swap_ins=int(values["swap_ins"]),
-            swap_ms=float(values["swap_ms"]),
-        )
+        return _sum(self._session.execute(query).one())
+
+    def by(self, names: Sequence[str], tenant: str, most: int) -> list[tuple[dict[str, str], UsageSum]]:
+        """Totals for each value of some columns ("function", "tenant") of UsageTotal, those that kept devices
+        longest first, `most` of them.
+
+        Args:
+            tenant: only this one's requests; empty is everybody's.
+        """
+        columns = [getattr(UsageTotal, name) for name in names]
+        device_ms = func.sum(UsageTotal.device_ms)
+        query = select(*columns, *(func.sum(getattr(UsageTotal, name)) for name in SUMMED)).group_by(*columns)
+        if tenant:
+            query = query.where(UsageTotal.tenant == tenant)
+        found = self._session.execute(query.order_by(device_ms.desc(), *columns).limit(most)).all()
+        return [(dict(zip(names, row, strict=False)), _sum(row[len(names) :])) for row in found]
 
     def prune(self, keep: int, before: datetime) -> int:
         """Forgets records beyond the `keep` newest and those recorded before a time. Totals stay."""
@@ -93,3 +99,17 @@ class Usage:
         )
         limit = before if oldest_kept is None else max(before, oldest_kept)
         return delete_rows(self._session, delete(UsageRecord).where(UsageRecord.recorded_at <= limit))
+
+
+def _sum(values: Sequence[Any]) -> UsageSum:
+    """A row of sums over SUMMED, which are null where there was nothing to sum."""
+    found = dict(zip(SUMMED, values, strict=True))
+    if found["requests"] is None:
+        return UsageSum()
+    return UsageSum(
+        requests=int(found["requests"]),
+        failures=int(found["failures"]),
+        device_ms=float(found["device_ms"]),
+        swap_ins=int(found["swap_ins"]),
+        swap_ms=float(found["swap_ms"]),
+    )

@@ -12,6 +12,7 @@ from rouse_cluster_manager.state import InstanceView
 from rouse_contracts import cluster, functions
 from rouse_contracts.repository import Artefact as ArtefactMessage
 from rouse_store import models
+from rouse_store.repositories.usage import UsageSum
 from rouse_store.text import clean
 
 FORMATS = {
@@ -95,6 +96,13 @@ def instance_view(row: models.Instance) -> InstanceView:
 
 def event_message(row: models.Event) -> functions.Event:
     return functions.Event(at=timestamp(row.at), kind=row.kind, subject=row.subject, message=row.message)
+
+
+def usage_message(total: UsageSum) -> functions.UsageSummary:
+    return functions.UsageSummary(
+        requests=total.requests, failures=total.failures, device_ms=total.device_ms, swap_ins=total.swap_ins,
+        swap_ms=total.swap_ms,
+    )  # fmt: skip
 
 
 def residency_message(row: models.Placement) -> functions.Residency:

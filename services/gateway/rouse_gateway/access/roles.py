@@ -25,7 +25,7 @@ _BY_ROLE: dict[str, dict[int, tuple[str, ...]]] = {
         ADMIN: ("TraceSetting", "LogSettings"),
     },
     FUNCTIONS: {
-        INVOKE: ("Infer", "InferStream", "GetFunction", "ListFunctions", "GetStatus"),
+        INVOKE: ("Infer", "InferStream", "GetFunction", "ListFunctions", "GetUsage", "GetStatus"),
         DEPLOY: (
             "FindMissingBlobs", "UploadBlob", "DeployFunction", "DeleteFunction", "WakeFunction", "SleepFunction",
             "SetTraffic", "RollBack", "ReadLogs", "GetTrace",

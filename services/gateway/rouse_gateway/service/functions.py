@@ -184,6 +184,14 @@ class FunctionService(functions.FunctionServiceServicer):
         found.sort(key=lambda summary: summary.name)
         return functions.ListFunctionsResponse(functions=found)
 
+    async def GetUsage(
+        self, request: functions.GetUsageRequest, context: grpc.aio.ServicerContext
+    ) -> functions.GetUsageResponse:
+        timeout_s = remaining_s(context, self._default_timeout_s)
+        return functions.GetUsageResponse(
+            rows=await self._near.cluster.usage(request.tenant, request.grouping, timeout_s)
+        )
+
     # ---- Calls ----------------------------------------------------------------------------------------
 
     async def Infer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:

@@ -62,6 +62,17 @@ class OwnedFunctions(FunctionService):
         answer = await super().ListFunctions(request, context)
         return functions.ListFunctionsResponse(functions=[found for found in answer.functions if _is_seen(found)])
 
+    async def GetUsage(self, request: functions.GetUsageRequest, context: Context) -> functions.GetUsageResponse:
+        caller = current()
+        if not caller.sees_all:
+            if request.tenant and request.tenant != caller.tenant:
+                raise PermissionDenied(
+                    "NOT_OWNER", f"what tenant '{request.tenant}' used is not for tenant '{caller.tenant}' to see",
+                    tenant=caller.tenant,
+                )  # fmt: skip
+            request.tenant = caller.tenant
+        return await super().GetUsage(request, context)
+
     async def ReadLogs(
         self, request: functions.ReadLogsRequest, context: Context
     ) -> AsyncIterator[functions.ReadLogsResponse]:
