@@ -25,7 +25,8 @@ PUBLIC = {
     "Objective", "Package", "PackageError", "PermissionDenied", "Progress", "Residency", "ResourceExhausted",
     "Resources", "Result", "RouseError", "Scaling", "Secret", "Service", "Span", "Status",
     "Tenant", "TensorSpec", "Timings",
-    "Unauthenticated", "Unavailable", "Unimplemented", "Unreachable", "Usage", "Version", "__version__", "read_package",
+    "Unauthenticated", "Unavailable", "Unimplemented", "Unreachable", "Usage", "UsageRow", "Version",
+    "__version__", "read_package",
 }  # fmt: skip
 
 

@@ -43,7 +43,11 @@ FOLLOW_TIMEOUT_S = 86_400.0
 # Services write their spans out a fifth of a second after they end, at the latest.
 SPANS_SETTLE_S = 0.5
 SPANS_POLL_S = 0.1
-_GROUPINGS = {"tenant": contract.USAGE_GROUPING_TENANT, "function": contract.USAGE_GROUPING_FUNCTION}
+_GROUPINGS: Mapping[str | None, contract.UsageGrouping] = {
+    None: contract.USAGE_GROUPING_UNSPECIFIED,
+    "tenant": contract.USAGE_GROUPING_TENANT,
+    "function": contract.USAGE_GROUPING_FUNCTION,
+}
 
 
 class AsyncClient:
@@ -287,9 +291,9 @@ class AsyncClient:
             by: "tenant" or "function" for a row each; None for a row for every pair of them.
             tenant: whose requests; empty is the caller's own tenant, for administrators everybody.
         """
-        if by is not None and by not in _GROUPINGS:
+        if by not in _GROUPINGS:
             raise InvalidArgument(f"by='{by}': want one of tenant, function", reason="BAD_GROUPING")
-        request = contract.GetUsageRequest(tenant=tenant, grouping=_GROUPINGS.get(by or "", 0))
+        request = contract.GetUsageRequest(tenant=tenant, grouping=_GROUPINGS[by])
         response = await self._read("GetUsage", request, timeout)
         return [UsageRow(row.tenant, row.function, convert.usage(row.usage)) for row in response.rows]
 
