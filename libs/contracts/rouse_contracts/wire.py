@@ -49,12 +49,18 @@ def fields(buffer: Buffer) -> Iterator[tuple[int, int, int, int, int]]:
     position, end = 0, len(buffer)
     while position < end:
         start = position
-        tag, value = read_varint(buffer, position, end)
+        # Nearly every tag and most lengths are one byte: these are read without a call.
+        tag, value = buffer[start], start + 1
+        if tag >= 0x80:
+            tag, value = read_varint(buffer, start, end)
         number, kind = tag >> 3, tag & 7
         if number == 0 or tag > 0xFFFF_FFFF:
             raise DecodeError(f"no field number at byte {start}")
         if kind == LENGTH_DELIMITED:
-            length, value = read_varint(buffer, value, end)
+            if value < end and (length := buffer[value]) < 0x80:
+                value += 1
+            else:
+                length, value = read_varint(buffer, value, end)
             position = value + length
         elif kind == VARINT:
             _, position = read_varint(buffer, value, end)

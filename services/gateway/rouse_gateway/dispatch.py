@@ -248,17 +248,23 @@ class Dispatcher:
             )
             self._refuse(trip, verdict)
             if node_id is not None:
-                trace.get_current_span().set_attributes(
-                    {
-                        "function": version.function,
-                        "version": version.number,
-                        "request_id": trip.request_id,
-                        "node": node_id,
-                        "route.reason": choice.reason,
-                    }
-                )
+                self._note_route(trip, version, node_id, choice.reason)
                 return node_id, table.addresses[node_id]
             await self._hold(trip, version, verdict.reason)
+
+    @staticmethod
+    def _note_route(trip: _Trip, version: Version, node_id: str, reason: str) -> None:
+        span = trace.get_current_span()
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    "function": version.function,
+                    "version": version.number,
+                    "request_id": trip.request_id,
+                    "node": node_id,
+                    "route.reason": reason,
+                }
+            )
 
     def _current(self, trip: _Trip) -> Version:
         """The version of the request as the table has it now. Raises NotFound where it is gone."""

@@ -33,7 +33,7 @@ class FrontDoor(Serves):
         """Serves one inference. Raises, beside what Dispatcher.infer does, ResourceExhausted QUOTA_EXCEEDED |
         TOO_MANY_REQUESTS, and what Repetitions.infer does."""
         caller, route = current(), self._seen(call.function)
-        call = dataclasses.replace(call, tenant=caller.tenant, tenant_weight=caller.weight)
+        call = _of(caller, call)
         if caller.rate is not None:
             await self._quotas.take(caller, call.function)
         if call.idempotency_key:
@@ -44,7 +44,7 @@ class FrontDoor(Serves):
         """Serves one inference with any number of answers. Raises as `infer` does; an idempotency key counts for
         nothing here: what was streamed is not kept."""
         caller, route = current(), self._seen(call.function)
-        call = dataclasses.replace(call, tenant=caller.tenant, tenant_weight=caller.weight)
+        call = _of(caller, call)
         if caller.rate is not None:
             await self._quotas.take(caller, call.function)
         async with (
@@ -76,3 +76,10 @@ class FrontDoor(Serves):
             "FUNCTION_NOT_FOUND", f"Request for unknown model: '{function}' is not found",
             function=function, trace_id=telemetry.current_trace_id(),
         )  # fmt: skip
+
+
+def _of(caller: Caller, call: Call) -> Call:
+    """The call, as one of the caller's tenant, whatever it said of itself."""
+    if call.tenant == caller.tenant and call.tenant_weight == caller.weight:
+        return call
+    return dataclasses.replace(call, tenant=caller.tenant, tenant_weight=caller.weight)

@@ -75,6 +75,8 @@ class Route:
     tenant: str = ""
     shared: bool = False
     max_concurrent: int = 0
+    # Numbers of decoupled versions; "" among them where requests that name none may meet one.
+    decoupled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,13 @@ def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Ma
             versions[""] = version
     shares = tuple(traffic.Share(share.version, share.percent) for share in route.traffic)
     spec = versions[""].contract.spec if "" in versions else FunctionSpec()
+    decoupled = {number for number, version in versions.items() if version.decoupled}
+    if any(str(share.version) in decoupled for share in shares):
+        decoupled.add("")
     return Route(
         route.name, route.state, route.reason, versions, len(route.instances), shares,
         tenant=route.tenant, shared=spec.shared, max_concurrent=spec.limits.max_concurrent_requests,
+        decoupled=frozenset(decoupled),
     )  # fmt: skip
 
 

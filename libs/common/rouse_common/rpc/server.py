@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,7 +23,6 @@ from rouse_common.tls import ServerTls
 from rouse_contracts.status import DETAILS_KEY, encode_details, shortened
 
 Guard = Callable[[str, Mapping[str, str], str], None]
-UNTRACED = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
 def remaining_s(context: grpc.aio.ServicerContext, default_s: float) -> float:
@@ -48,21 +48,21 @@ class RpcServer:
         guard: Guard | None = None,
     ) -> None:  # fmt: skip
         self._server = grpc.aio.server(
-            interceptors=[_Interceptor(guard)],
             options=server_options(max_message_bytes),
             maximum_concurrent_rpcs=max_concurrent,
         )
         self._listen, self._tls = listen, tls
         self._health = Health()
         self._reflection: Reflection | None = None
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, _Generic(self._server))
+        self._registrar = _Registrar(self._server, partial(_observed, guard))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, _Registrar(self._server, _as_it_is))
         self._services: list[str] = []
         self._files: list[FileDescriptor] = []
         self.address = listen
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, contract: FileDescriptor) -> None:
         """Adds a servicer with its generated `add_…_to_server` and the contract's DESCRIPTOR."""
-        register(servicer, _Generic(self._server))
+        register(servicer, self._registrar)
         bases = {base.__name__ for base in type(servicer).__mro__}
         self._services += [s.full_name for s in contract.services_by_name.values() if f"{s.name}Servicer" in bases]
         self._files.append(contract)
@@ -98,51 +98,39 @@ class RpcServer:
         await self._server.stop(drain_s)
 
 
-class _Generic:
-    """Stands in for the server while generated code registers, and leaves out that methods are registered one by one:
-    grpc.aio would wait for a call of each of them, and begin to wait anew for all at every call. With the gateway's
-    48 methods that was a quarter of its time."""
+class _Registrar:
+    """Stands in for the server while generated code registers, and wraps every handler.
 
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = server
+    That is not done by an interceptor, which grpc.aio runs anew at every call. And methods are not registered one by
+    one: grpc.aio would wait for a call of each of them, and begin to wait anew for all at every call; with the
+    gateway's 48 methods that was a quarter of its time.
+    """
+
+    def __init__(self, server: grpc.aio.Server, wrap: Callable[[str, Any], grpc.RpcMethodHandler]) -> None:
+        self._server, self._wrap = server, wrap
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        self._server.add_generic_rpc_handlers(handlers)
+        """What generated code gives here it gives to add_registered_method_handlers as well."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-        """Generated code gives the same handlers to add_generic_rpc_handlers."""
+        served = {name: self._wrap(f"/{service}/{name}", handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, served),))
 
 
-class _Interceptor(grpc.aio.ServerInterceptor):
-    """Gives every handler its span, its metrics, and typed errors on the way out."""
+def _as_it_is(method: str, handler: Any) -> grpc.RpcMethodHandler:
+    return handler
 
-    def __init__(self, guard: Guard | None) -> None:
-        self._guard = guard
-        # By method; of those that are served.
-        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        known = self._handlers.get(details.method)
-        if known is not None:
-            return known
-        handler = await continuation(details)
-        if handler is None or details.method.startswith(UNTRACED):
-            return handler
-        wrap = _stream_response if handler.response_streaming else _unary_response
-        behaviour = wrap(_behaviour(handler, details.method), details.method, self._guard)
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        made = make(behaviour, None, handler.response_serializer)
-        self._handlers[details.method] = made
-        return made
+def _observed(guard: Guard | None, method: str, handler: Any) -> grpc.RpcMethodHandler:
+    """The handler with its span, its metrics, and typed errors on the way out."""
+    wrap = _stream_response if handler.response_streaming else _unary_response
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(wrap(_behaviour(handler, method), method, guard), None, handler.response_serializer)
 
 
 def _decoder(parse: Callable[[bytes], Any] | None, streaming: bool, method: str) -> Callable[[Any], Any]:

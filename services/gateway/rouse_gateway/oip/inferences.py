@@ -33,11 +33,7 @@ class Inferences:
     def is_decoupled(self, model: str, version: str) -> bool:
         """Whether requests to a model may have any number of responses; false for models that are not there."""
         route = self._routes.table.functions.get(model)
-        if route is None:
-            return False
-        numbers = [version] if version else ["", *(str(share.version) for share in route.shares)]
-        found = (route.versions.get(number) for number in numbers)
-        return any(each is not None and each.contract.spec.decoupled for each in found)
+        return route is not None and version in route.decoupled
 
     async def infer(self, request: Request, caller: Caller) -> Reply:
         """The one reply. Raises the RouseError of the contract; Unimplemented NOT_ONE_RESPONSE where a decoupled

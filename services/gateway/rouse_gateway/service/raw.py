@@ -8,12 +8,10 @@ from typing import Any
 import grpc
 
 
-def register_raw(
-    register: Callable[[Any, Any], None], methods: Collection[str]
-) -> Callable[[Any, grpc.aio.Server], None]:
+def register_raw(register: Callable[[Any, Any], None], methods: Collection[str]) -> Callable[[Any, Any], None]:
     """A generated `add_…_to_server` whose `methods` get and give bytes instead of messages."""
 
-    def add(servicer: Any, server: grpc.aio.Server) -> None:
+    def add(servicer: Any, server: Any) -> None:
         register(servicer, _Registrar(server, methods))
 
     return add
@@ -22,7 +20,7 @@ def register_raw(
 class _Registrar:
     """Stands in for the server while generated code registers, and hands the handlers on."""
 
-    def __init__(self, server: grpc.aio.Server, methods: Collection[str]) -> None:
+    def __init__(self, server: Any, methods: Collection[str]) -> None:
         self._server = server
         self._methods = methods
 
@@ -34,7 +32,7 @@ class _Registrar:
             name: _without_serialisers(handler) if name in self._methods else handler
             for name, handler in handlers.items()
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, changed),))
+        self._server.add_registered_method_handlers(service, changed)
 
 
 def _without_serialisers(handler: Any) -> grpc.RpcMethodHandler:
