@@ -14,7 +14,9 @@ SERIALIZATION_FAILURE = "40001"
 DEADLOCK_DETECTED = "40P01"
 LOCK_NOT_AVAILABLE = "55P03"
 UNIQUE_VIOLATION = "23505"
-RETRYABLE = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
+# Somebody else took the same addresses first; the next attempt sees them.
+EXCLUSION_VIOLATION = "23P01"
+RETRYABLE = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, EXCLUSION_VIOLATION})
 # Classes and states in which the server is there but cannot serve us now: connection exceptions,
 # insufficient resources, operator intervention (shutdown, statement timeout), a standby after a failover,
 # a database that is not there yet.

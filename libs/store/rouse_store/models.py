@@ -32,7 +32,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, ExcludeConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 FUNCTION_STATES = ("ACTIVE", "DELETING")
@@ -45,6 +45,9 @@ DEVICE_KINDS = ("host", "cuda")
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 DIGEST_PATTERN = "[0-9a-f]{64}"
 MAX_BYTES = (1 << 63) - 1
+# Virtual addresses of models: rouse_policy.addresses says why these.
+ADDRESS_BASE, ADDRESS_END, ADDRESS_GRANULE = 0x5000_0000_0000, 0x5500_0000_0000, 32 << 20
+ADDRESS_SIZE = "(weights_bytes + state_bytes + scratch_bytes)"
 # Made with the schema, and never deleted.
 DEFAULT_TENANT = "default"
 
@@ -102,6 +105,35 @@ class Artefact(Base):
     # Its last function is being deleted: no new version may use it.
     deleting: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
     created_at: Mapped[datetime]
+
+    addresses: Mapped[AddressRange | None] = relationship(lazy="raise", passive_deletes="all")
+
+
+class AddressRange(Base):
+    """The virtual addresses of an artefact, the same on every node as long as it exists. No two overlap."""
+
+    __tablename__ = "address_ranges"
+    __table_args__ = (
+        CheckConstraint("weights_bytes >= 0 AND state_bytes >= 0 AND scratch_bytes >= 0", name="bytes"),
+        CheckConstraint(f"{ADDRESS_SIZE} > 0", name="size"),
+        CheckConstraint(f"base >= {ADDRESS_BASE} AND base + {ADDRESS_SIZE} <= {ADDRESS_END}", name="bounds"),
+        CheckConstraint(
+            f"base % {ADDRESS_GRANULE} = 0 AND weights_bytes % {ADDRESS_GRANULE} = 0 "
+            f"AND state_bytes % {ADDRESS_GRANULE} = 0 AND scratch_bytes % {ADDRESS_GRANULE} = 0",
+            name="alignment",
+        ),
+        ExcludeConstraint((text(f"int8range(base, base + {ADDRESS_SIZE})"), "&&"), name="no_overlap"),
+    )
+
+    artefact_digest: Mapped[str] = mapped_column(ForeignKey("artefacts.digest", ondelete="CASCADE"), primary_key=True)
+    base: Mapped[int] = mapped_column(BigInteger)
+    weights_bytes: Mapped[int] = mapped_column(BigInteger)
+    state_bytes: Mapped[int] = mapped_column(BigInteger)
+    scratch_bytes: Mapped[int] = mapped_column(BigInteger)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.weights_bytes + self.state_bytes + self.scratch_bytes
 
 
 class Function(Base):

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from rouse_store.models import ROUTING_GENERATION, Event
 from rouse_store.models_access import ACCESS_GENERATION
 from rouse_store.repositories.access import Access
+from rouse_store.repositories.addresses import Addresses
 from rouse_store.repositories.events import Events
 from rouse_store.repositories.functions import Functions
 from rouse_store.repositories.instances import Instances
@@ -30,6 +31,7 @@ class Unit:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.functions = Functions(session)
+        self.addresses = Addresses(session)
         self.nodes = Nodes(session)
         self.instances = Instances(session)
         self.usage = Usage(session)

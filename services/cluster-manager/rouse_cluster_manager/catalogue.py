@@ -13,10 +13,19 @@ from rouse_cluster_manager.access import rules
 from rouse_cluster_manager.access.secrets import check_references
 from rouse_cluster_manager.adapters import rows
 from rouse_cluster_manager.adapters.neighbours import Neighbours
+from rouse_cluster_manager.addresses import assign
 from rouse_cluster_manager.fleet import Fleet
 from rouse_cluster_manager.state import at, function_state
 from rouse_common.clock import Clock
-from rouse_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, RouseError
+from rouse_common.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    RouseError,
+    Unimplemented,
+)
 from rouse_common.locks import KeyedLocks
 from rouse_contracts import cluster, functions, repository
 from rouse_policy import placement
@@ -29,6 +38,7 @@ SHOWN_EVENTS = 20
 DIGEST = re.compile(DIGEST_PATTERN)
 DEPLOYMENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 RETRY_AFTER_S = 1.0
+REFUSALS = (InvalidArgument, FailedPrecondition, AlreadyExists, NotFound, ResourceExhausted, Unimplemented)
 
 
 class Catalogue:
@@ -66,7 +76,7 @@ class Catalogue:
                 )  # fmt: skip
                 reports, now = self._fleet.reports(), self._clock.now()
                 return await self._database.run(lambda unit: _create_version(unit, wanted, reports, now))
-            except (InvalidArgument, FailedPrecondition, AlreadyExists, NotFound) as error:
+            except REFUSALS as error:
                 if error.retry_after_s is None:  # refused for good
                     await self._give_back(digest)
                 raise
@@ -142,6 +152,7 @@ def _create_version(
             "ARTEFACT_NOT_FOUND", f"artefact {artefact.digest} is being deleted with its last function; deploy again",
             retry_after_s=RETRY_AFTER_S, function=name, artefact=artefact.digest,
         )  # fmt: skip
+    assign(unit, stored, name)
     found, is_repeated = (None, False) if is_new else _found(function, wanted)
     version = found or unit.functions.add_version(
         function, uuid.uuid4().hex, stored, rows.spec_columns(wanted.spec), now, wanted.deployment_id

@@ -14,6 +14,9 @@ from rouse_store.errors import Conflict
 from rouse_store.models import DEFAULT_TENANT, Artefact, Function, Version
 
 ACTIVE, DELETING = "ACTIVE", "DELETING"
+# What is read along: a version's artefact with its addresses, a function's versions with theirs.
+ARTEFACT = joinedload(Version.artefact).joinedload(Artefact.addresses)
+VERSIONS = selectinload(Function.versions).joinedload(Version.artefact).joinedload(Artefact.addresses)
 
 
 class Functions:
@@ -28,16 +31,12 @@ class Functions:
         return self._one(Function.function_id == function_id, lock)
 
     def _one(self, condition: Any, lock: bool) -> Function | None:
-        query = select(Function).where(condition).options(selectinload(Function.versions).joinedload(Version.artefact))
+        query = select(Function).where(condition).options(VERSIONS)
         return self._session.scalar(query.with_for_update(of=Function) if lock else query)
 
     def all(self) -> list[Function]:
         """Every function with versions and artefacts, in the order of names."""
-        query = (
-            select(Function)
-            .order_by(Function.name.collate("C"))
-            .options(selectinload(Function.versions).joinedload(Version.artefact))
-        )
+        query = select(Function).order_by(Function.name.collate("C")).options(VERSIONS)
         return list(self._session.scalars(query))
 
     def deleting(self) -> list[Function]:
@@ -90,7 +89,7 @@ class Functions:
             select(Version)
             .join(Version.function)
             .where(Version.version_id == version_id)
-            .options(contains_eager(Version.function), joinedload(Version.artefact))
+            .options(contains_eager(Version.function), ARTEFACT)
         )
         return self._session.scalar(query.with_for_update(of=Function) if lock else query)
 

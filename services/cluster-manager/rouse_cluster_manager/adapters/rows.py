@@ -59,6 +59,12 @@ def artefact_columns(artefact: ArtefactMessage, now: datetime) -> dict[str, Any]
     }
 
 
+def addresses_message(row: models.AddressRange) -> functions.AddressRange:
+    return functions.AddressRange(
+        base=row.base, weights_bytes=row.weights_bytes, state_bytes=row.state_bytes, scratch_bytes=row.scratch_bytes
+    )
+
+
 def version_message(row: models.Version) -> functions.FunctionVersion:
     """A version that was read with its artefact."""
     message = functions.FunctionVersion(
@@ -70,6 +76,8 @@ def version_message(row: models.Version) -> functions.FunctionVersion:
         artefact_bytes=row.artefact.artefact_bytes,
         created_at=timestamp(row.created_at),
     )
+    if row.artefact.addresses is not None:
+        message.addresses.CopyFrom(addresses_message(row.artefact.addresses))
     # A field that a newer version of this service wrote is no reason not to serve.
     ParseDict(row.spec, message.spec, ignore_unknown_fields=True)
     return message
