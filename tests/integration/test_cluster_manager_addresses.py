@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import pytest
 from sqlalchemy import Engine, create_engine, exc, text
@@ -44,7 +45,7 @@ async def test_deployments_at_once_get_ranges_that_do_not_overlap(plane: Control
     versions = await asyncio.gather(*(plane.deploy(f"f{number}") for number in range(24)))
     ranges = sorted((version.addresses for version in versions), key=lambda range_: range_.base)
     assert ranges[0].base == ADDRESS_BASE
-    assert all(end(one) <= other.base for one, other in zip(ranges, ranges[1:], strict=False))
+    assert all(end(one) <= other.base for one, other in pairwise(ranges))
     assert end(ranges[-1]) <= ADDRESS_END
     assert all(range_.weights_bytes == GRANULE and range_.scratch_bytes for range_ in ranges)
 
@@ -122,9 +123,9 @@ def test_the_database_refuses_what_must_not_be(
             connection.execute(artefact, {"digest": digest_of(name)})
         values = {"base": ADDRESS_BASE, "weights": GRANULE, "state": GRANULE, "scratch": GRANULE}
         connection.execute(insert, {"digest": digest_of("there")} | values)
-    values = {"digest": digest_of("new"), "base": base, "weights": weights, "state": state, "scratch": scratch}
+    values = {"base": base, "weights": weights, "state": state, "scratch": scratch}
     with pytest.raises(exc.IntegrityError, match=constraint), engine.begin() as connection:
-        connection.execute(insert, values)
+        connection.execute(insert, {"digest": digest_of("new")} | values)
     engine.dispose()
 
 

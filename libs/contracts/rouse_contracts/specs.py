@@ -21,6 +21,19 @@ MAX_VARIABLES = 256
 MAX_VALUE_CHARS = 32_768
 
 
+# What rouse.toml calls them; of the values that stand for a default, the default's word.
+EXECUTIONS = {
+    functions.EXECUTION_UNSPECIFIED: "plain",
+    functions.EXECUTION_PLAIN: "plain",
+    functions.EXECUTION_ROUSE: "rouse",
+}
+ISOLATIONS = {
+    functions.EXECUTOR_ISOLATION_UNSPECIFIED: "sharing",
+    functions.EXECUTOR_ISOLATION_SHARING: "sharing",
+    functions.EXECUTOR_ISOLATION_ISOLATED: "isolated",
+}
+
+
 class SpecError(ValueError):
     """A value that a spec may not have.
 
@@ -39,9 +52,30 @@ def is_batchable(spec: functions.FunctionSpec) -> bool:
     return bool(spec.batching.max_batch_size > 1)
 
 
+def execution_of(word: str) -> str:
+    """The contract's name of what rouse.toml calls so; of an empty word the default's."""
+    return f"EXECUTION_{word.upper() or 'UNSPECIFIED'}"
+
+
+def isolation_of(word: str) -> str:
+    """As `execution_of`."""
+    return f"EXECUTOR_ISOLATION_{word.upper() or 'UNSPECIFIED'}"
+
+
+def is_redirected(spec: functions.FunctionSpec) -> bool:
+    """Whether the function's operations are carried out by an executor."""
+    return spec.execution == functions.EXECUTION_ROUSE
+
+
+def uses_tapes(spec: functions.FunctionSpec) -> bool:
+    """Whether requests may be recorded and replayed: so it is unless the spec says otherwise."""
+    return not spec.HasField("tapes") or spec.tapes
+
+
 def check(spec: functions.FunctionSpec) -> None:
-    """Checks batching, limits, environment and secrets. Raises SpecError."""
+    """Checks batching, execution, limits, environment and secrets. Raises SpecError."""
     _check_batching(spec)
+    _check_execution(spec)
     if spec.limits.max_concurrent_requests > MAX_CONCURRENT_REQUESTS:
         _beyond("limits.max_concurrent_requests", spec.limits.max_concurrent_requests, MAX_CONCURRENT_REQUESTS)
     _check_environment(spec)
@@ -70,6 +104,24 @@ def _check_batching(spec: functions.FunctionSpec) -> None:
                     f"of '{tensor.name}' is {list(tensor.shape)}: the first dimension of every tensor of a function "
                     "with batching is the batch; write -1 there",
                 )
+
+
+def _check_execution(spec: functions.FunctionSpec) -> None:
+    for key, value, known in (
+        ("execution", spec.execution, EXECUTIONS), ("isolation", spec.isolation, ISOLATIONS),
+    ):  # fmt: skip
+        if value not in known:
+            raise SpecError(
+                key, f"is {value}, which this mesh does not know; want one of {sorted(set(known.values()))}"
+            )
+    if is_redirected(spec):
+        return
+    if spec.isolation == functions.EXECUTOR_ISOLATION_ISOLATED:
+        raise SpecError(
+            "isolation", "is 'isolated', but in plain execution there is no executor; say execution = 'rouse'"
+        )
+    if spec.HasField("tapes") and spec.tapes:
+        raise SpecError("tapes", "is true, but in plain execution nothing is recorded; say execution = 'rouse'")
 
 
 def _check_environment(spec: functions.FunctionSpec) -> None:

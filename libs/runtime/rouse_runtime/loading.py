@@ -13,7 +13,7 @@ from rouse_runtime.confinement import prepare, set_environment
 from rouse_runtime.failures import LoadError, describe
 from rouse_runtime.handlers import Handler, Source, load_handler
 from rouse_runtime.limits import limit_memory
-from rouse_runtime.weights import WeightsRange
+from rouse_runtime.weights import SizeMismatch, WeightsRange
 
 LOG = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def load(assignment: GetAssignmentResponse, memory_limit_bytes: int) -> Loaded |
 
 def _load(assignment: GetAssignmentResponse, memory_limit_bytes: int) -> Loaded:
     set_environment(assignment.environment)  # before any code of the user is imported
-    weights = WeightsRange(assignment.artefact.layout.image_bytes)
+    weights = _reserve(assignment)
     if weights.image_bytes:
         weights.map_private(assignment.image_path)
     _import_for(assignment)
@@ -59,6 +59,19 @@ def _load(assignment: GetAssignmentResponse, memory_limit_bytes: int) -> Loaded:
         )
     weights.detach()
     return Loaded(assignment, handler, weights)
+
+
+def _reserve(assignment: GetAssignmentResponse) -> WeightsRange:
+    """The range of the weights, at the addresses that the control plane gave them. Raises WeightsError."""
+    version, image_bytes = assignment.version, assignment.artefact.layout.image_bytes
+    if not version.HasField("addresses"):
+        return WeightsRange(image_bytes)
+    if image_bytes > version.addresses.weights_bytes:
+        raise SizeMismatch(
+            f"the weights have {image_bytes} bytes, the addresses of artefact {version.artefact_digest[:12]} are for "
+            f"{version.addresses.weights_bytes}; deploy the function again"
+        )
+    return WeightsRange(image_bytes, version.addresses.base)
 
 
 def _import_for(assignment: GetAssignmentResponse) -> None:

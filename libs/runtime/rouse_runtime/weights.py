@@ -1,14 +1,16 @@
 """The one range of addresses that a function's weights live at, whatever memory is behind it.
 
-Architecture, "One address space", in its first form: the range is reserved when the instance starts and never
-moves. While the function loads, the node's host copy is mapped there; attaching a device maps the device's copy
-over it, detaching leaves it without access. Tensors are views of addresses in the range, so they are made once,
-stay valid, and a touch while detached faults instead of reading something else.
+Architecture, "One address space": the control plane has given the model its addresses, the same on every node and after
+every restart. They are reserved when the instance starts, or it does not start at all; nothing is ever moved. While the
+function loads, the node's host copy is mapped there; attaching a device maps the device's copy over it, detaching
+leaves it without access. Tensors are views of addresses in the range, so they are made once, stay valid, and a touch
+while detached faults instead of reading something else.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,9 @@ ALIGNMENT_BYTES = 64
 PROT_NONE = 0
 MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
+MAP_FIXED_NOREPLACE = 0x100000
+MAPS = "/proc/self/maps"
+SHOWN_MAPPINGS = 3
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 # safetensors name to torch name; some exist in newer versions of torch only.
@@ -58,6 +63,10 @@ class SizeMismatch(WeightsError):
     """A file or a size that does not fit the range."""
 
 
+class AddressTaken(WeightsError):
+    """The addresses that the control plane gave the model cannot be had in this process; names what lies there."""
+
+
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -76,16 +85,19 @@ class WeightsRange:
 
     Args:
         image_bytes: size of the weights' image; 0 reserves nothing.
+        base: where it has to begin, a multiple of the page size; None: wherever the kernel likes, outside of a mesh.
+
+    Raises AddressTaken.
     """
 
-    def __init__(self, image_bytes: int) -> None:
+    def __init__(self, image_bytes: int, base: int | None = None) -> None:
         self.image_bytes = image_bytes
         self.size_bytes = -(-image_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._libc = _libc()
         self.address = 0
         if image_bytes:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-            self.address = self._map(None, PROT_NONE, flags, -1)
+            self.address = self._map(None, PROT_NONE, flags, -1) if base is None else self._reserve(base, flags)
 
     def map_private(self, path: str) -> None:
         """Maps the host copy of the image copy-on-write, for the time of loading.
@@ -175,6 +187,24 @@ class WeightsRange:
         finally:
             os.close(descriptor)
 
+    def _reserve(self, base: int, flags: int) -> int:
+        """Reserves the range where it belongs, or nowhere."""
+        if base <= 0 or base % mmap.PAGESIZE:
+            raise WeightsError(f"the model's addresses begin at {base:#x}, which is no page; deploy the function again")
+        # A kernel before 4.17 takes the address for a hint, and may answer another one.
+        found = self._libc.mmap(base, self.size_bytes, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0)
+        if found == base:
+            return base
+        number = ctypes.get_errno()
+        if found != MAP_FAILED:
+            self._libc.munmap(found, self.size_bytes)
+        elif number != errno.EEXIST:
+            raise OSError(number, f"reserving {self.size_bytes} bytes for weights failed: {os.strerror(number)}")
+        raise AddressTaken(
+            f"the model's addresses {base:#x}-{base + self.size_bytes:#x} cannot be reserved in this process: there "
+            f"{mapped_in(base, base + self.size_bytes)}; whatever maps memory there must not, or must do so later"
+        )
+
     def _map(self, address: int | None, protection: int, flags: int, descriptor: int) -> int:
         result = self._libc.mmap(address, self.size_bytes, protection, flags, descriptor, 0)
         if result == MAP_FAILED:
@@ -183,6 +213,22 @@ class WeightsRange:
         if address is not None and result != address:
             raise WeightsError(f"the kernel moved the weights' range from {address:#x} to {result:#x}")
         return int(result)
+
+
+def mapped_in(start: int, end: int) -> str:
+    """What this process has mapped between two addresses, in words."""
+    found = []
+    with open(MAPS) as maps:
+        for line in maps:
+            words = line.split(maxsplit=5)
+            low, high = (int(part, 16) for part in words[0].split("-"))
+            if low < end and start < high:
+                name = words[5].strip() if len(words) > 5 else "anonymous memory"
+                found.append(f"{name} at {low:#x}-{high:#x}")
+    if not found:
+        return "lies nothing, and the kernel refuses all the same"
+    more = f" and {len(found) - SHOWN_MAPPINGS} more" if len(found) > SHOWN_MAPPINGS else ""
+    return f"lies {', '.join(found[:SHOWN_MAPPINGS])}{more}"
 
 
 def make_tensors(weights: WeightsRange, layout: Sequence[Any]) -> Mapping[str, Mapping[str, torch.Tensor]]:

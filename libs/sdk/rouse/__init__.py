@@ -28,6 +28,7 @@ from rouse.errors import (
 )
 from rouse.package import Package, read_package
 from rouse.types import (
+    AddressRange,
     Batching,
     Deployment,
     Description,
@@ -56,6 +57,7 @@ from rouse.types import (
 __version__ = _version("rouse")
 
 __all__ = [
+    "AddressRange",
     "AlreadyExists",
     "AsyncClient",
     "Batching",

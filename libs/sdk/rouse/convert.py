@@ -57,7 +57,18 @@ def version(message: contract.FunctionVersion) -> types.Version:
         shared=spec.shared,
         environment=dict(spec.environment),
         secrets={reference.variable: reference.secret for reference in spec.secrets},
+        addresses=_addresses(message),
+        execution=specs.EXECUTIONS.get(spec.execution, "unknown"),
+        isolation=specs.ISOLATIONS.get(spec.isolation, "unknown"),
+        tapes=specs.uses_tapes(spec),
     )
+
+
+def _addresses(message: contract.FunctionVersion) -> types.AddressRange | None:
+    if not message.HasField("addresses"):
+        return None
+    found = message.addresses
+    return types.AddressRange(found.base, found.weights_bytes, found.state_bytes, found.scratch_bytes)
 
 
 def function(message: contract.FunctionSummary) -> types.Function:
@@ -180,11 +191,15 @@ def spec_message(
     shared: bool = False,
     environment: Mapping[str, str] | None = None,
     secrets: Mapping[str, str] | None = None,
+    execution: str = "",
+    isolation: str = "",
+    tapes: bool | None = None,
 ) -> contract.FunctionSpec:
-    """A FunctionSpec; what is None is left to the mesh's defaults."""
+    """A FunctionSpec; what is None or empty is left to the mesh's defaults."""
     message = contract.FunctionSpec(
         name=name, handler=handler, options=options, queue_capacity=queue_capacity, description=description,
-        decoupled=decoupled, pinned=pinned, shared=shared, environment=environment,
+        decoupled=decoupled, pinned=pinned, shared=shared, environment=environment, tapes=tapes,
+        execution=specs.execution_of(execution), isolation=specs.isolation_of(isolation),
     )  # fmt: skip
     for variable, secret in (secrets or {}).items():
         message.secrets.add(variable=variable, secret=secret)

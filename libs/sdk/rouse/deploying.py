@@ -257,4 +257,7 @@ def spec_of(package: Package, overrides: Overrides) -> contract.FunctionSpec:
         shared=manifest.shared,
         environment=manifest.environment,
         secrets=manifest.secrets,
+        execution=manifest.execution,
+        isolation=manifest.isolation,
+        tapes=manifest.tapes,
     )

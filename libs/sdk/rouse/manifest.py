@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,9 @@ class Manifest:
     shared: bool = False
     environment: Mapping[str, str] | None = None
     secrets: Mapping[str, str] | None = None
+    execution: str = ""
+    isolation: str = ""
+    tapes: bool | None = None
 
 
 def parse(text: str) -> Manifest:
@@ -60,6 +63,7 @@ def parse(text: str) -> Manifest:
             spec_message(
                 manifest.name, inputs=manifest.inputs, outputs=manifest.outputs, batching=manifest.batching,
                 decoupled=manifest.decoupled, environment=manifest.environment, secrets=manifest.secrets,
+                execution=manifest.execution, isolation=manifest.isolation, tapes=manifest.tapes,
             )
         )  # fmt: skip
     except specs.SpecError as error:
@@ -90,6 +94,9 @@ def _manifest(content: dict[str, Any]) -> Manifest:
         shared=table.get("shared", _flag, False),
         environment=table.get("environment", _options, None),
         secrets=table.get("secrets", _references, None),
+        execution=table.get("execution", _word(specs.EXECUTIONS.values()), ""),
+        isolation=table.get("isolation", _word(specs.ISOLATIONS.values()), ""),
+        tapes=table.get("tapes", _flag, None),
     )
     table.finish()
     return manifest
@@ -267,6 +274,17 @@ def _flag(path: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise specs.SpecError(path, f"is {value!r}; want true or false")
     return value
+
+
+def _word(words: Iterable[str]) -> Callable[[str, Any], str]:
+    known = tuple(dict.fromkeys(words))
+
+    def read(path: str, value: Any) -> str:
+        if value not in known:
+            raise specs.SpecError(path, f"is {value!r}; want {' or '.join(repr(word) for word in known)}")
+        return str(value)
+
+    return read
 
 
 def _references(path: str, value: Any) -> dict[str, str]:

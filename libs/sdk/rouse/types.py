@@ -60,6 +60,16 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class AddressRange:
+    """Virtual addresses that a version's artefact has on every node: weights, state and scratch from `base` on."""
+
+    base: int
+    weights_bytes: int
+    state_bytes: int
+    scratch_bytes: int
+
+
+@dataclass(frozen=True)
 class Version:
     """One immutable version of a function."""
 
@@ -87,6 +97,11 @@ class Version:
     environment: Mapping[str, str] = field(default_factory=dict)
     # Names of secrets by environment variable.
     secrets: Mapping[str, str] = field(default_factory=dict)
+    addresses: AddressRange | None = None
+    # "plain" or "rouse", and of the latter: "sharing" or "isolated", and whether requests are replayed as tapes.
+    execution: str = "plain"
+    isolation: str = "sharing"
+    tapes: bool = True
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class Catalogue:
                     specs.effective(spec, artefact), artefact, clean(request.tenant) or DEFAULT_TENANT,
                     request.deployment_id, request.only_if_changed, request.without_traffic,
                 )  # fmt: skip
+                specs.check_execution(wanted.spec)
                 reports, now = self._fleet.reports(), self._clock.now()
                 return await self._database.run(lambda unit: _create_version(unit, wanted, reports, now))
             except REFUSALS as error:

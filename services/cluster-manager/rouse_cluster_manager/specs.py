@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from rouse_common.errors import InvalidArgument
+from rouse_common.errors import InvalidArgument, Unimplemented
 from rouse_contracts import functions
 from rouse_contracts.repository import Artefact
-from rouse_contracts.specs import SpecError
+from rouse_contracts.specs import SpecError, is_redirected
 from rouse_contracts.specs import check as check_rules
 from rouse_contracts.tensors import DATATYPES
 from rouse_store.models import MAX_BYTES, NAME_PATTERN
@@ -61,9 +61,21 @@ def effective(spec: functions.FunctionSpec, artefact: Artefact) -> functions.Fun
     _fill_scaling(full)
     _check_resources(full)
     _fill_objective(full)
+    _fill_execution(full)
     full.queue_capacity = full.queue_capacity or DEFAULT_QUEUE_CAPACITY
     _within(full, "queue_capacity", full.queue_capacity, 1, MAX_QUEUE_CAPACITY)
     return full
+
+
+def check_execution(spec: functions.FunctionSpec) -> None:
+    """Raises Unimplemented EXECUTION_UNAVAILABLE where no node could carry the function out."""
+    if is_redirected(spec):
+        raise Unimplemented(
+            "EXECUTION_UNAVAILABLE",
+            f"function '{spec.name}' asks for execution = 'rouse', which the nodes of this mesh do not carry out yet; "
+            "leave it out, or say execution = 'plain'",
+            function=spec.name,
+        )
 
 
 def _bad(spec: functions.FunctionSpec, text: str) -> InvalidArgument:
@@ -139,6 +151,12 @@ def _check_resources(spec: functions.FunctionSpec) -> None:
     _within(spec, "working_memory_bytes", spec.resources.working_memory_bytes, 0, MAX_BYTES)
     _within(spec, "host_memory_limit_bytes", spec.resources.host_memory_limit_bytes, 0, MAX_BYTES)
     _within(spec, "threads", spec.resources.threads, 0, MAX_THREADS)
+
+
+def _fill_execution(spec: functions.FunctionSpec) -> None:
+    spec.execution = spec.execution or functions.EXECUTION_PLAIN
+    if is_redirected(spec):
+        spec.isolation = spec.isolation or functions.EXECUTOR_ISOLATION_SHARING
 
 
 def _fill_objective(spec: functions.FunctionSpec) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rouse_cluster_manager import specs
 from rouse_cluster_manager.adapters import rows
-from rouse_common.errors import InvalidArgument
+from rouse_common.errors import InvalidArgument, Unimplemented
 from rouse_contracts import functions as pb
 from rouse_contracts.repository import Artefact
 
@@ -34,6 +34,8 @@ def test_zero_values_become_the_documented_defaults() -> None:
     assert full.queue_capacity == 256
     assert full.signature == SIGNATURE
     assert not full.objective.latency_ms
+    assert full.execution == pb.EXECUTION_PLAIN
+    assert not full.HasField("tapes")
 
 
 def test_what_is_given_stays() -> None:
@@ -43,6 +45,9 @@ def test_what_is_given_stays() -> None:
         resources=pb.Resources(working_memory_bytes=7, threads=2),
         queue_capacity=4,
         options={"a": "b"},
+        execution=pb.EXECUTION_ROUSE,
+        isolation=pb.EXECUTOR_ISOLATION_ISOLATED,
+        tapes=False,
     )
     assert specs.effective(spec, PYTHON) == spec
 
@@ -57,11 +62,22 @@ def test_life_of_a_function_is_kept_as_it_is_given() -> None:
         shared=True,
         environment={"A": "1"},
         secrets=[pb.SecretReference(variable="TOKEN", secret="hub-token")],
+        execution=pb.EXECUTION_PLAIN,
     )
     full = specs.effective(spec, PYTHON)
     assert full == spec
     stored = rows.spec_columns(full)
     assert ParseDict(stored, pb.FunctionSpec()) == spec
+
+
+def test_redirected_functions_share_an_executor_unless_they_say_otherwise() -> None:
+    full = specs.effective(python_spec(execution=pb.EXECUTION_ROUSE), PYTHON)
+    assert full.isolation == pb.EXECUTOR_ISOLATION_SHARING
+    assert specs.effective(full, PYTHON) == full
+    with pytest.raises(Unimplemented) as caught:
+        specs.check_execution(full)
+    assert caught.value.reason == "EXECUTION_UNAVAILABLE"
+    specs.check_execution(specs.effective(python_spec(), PYTHON))
 
 
 def test_a_pinned_function_keeps_an_instance() -> None:
@@ -157,6 +173,12 @@ BAD: dict[str, tuple[pb.FunctionSpec, Artefact, str]] = {
     "one variable twice": (
         python_spec(secrets=[pb.SecretReference(variable="A", secret="s")] * 2), PYTHON, "set twice",
     ),
+    "unknown execution": (python_spec(execution=7), PYTHON, "'execution' is 7"),
+    "unknown isolation": (python_spec(execution=pb.EXECUTION_ROUSE, isolation=9), PYTHON, "'isolation' is 9"),
+    "isolated in plain execution": (
+        python_spec(isolation=pb.EXECUTOR_ISOLATION_ISOLATED), PYTHON, "in plain execution there is no executor",
+    ),
+    "tapes in plain execution": (python_spec(tapes=True), PYTHON, "in plain execution nothing is recorded"),
     "long description": (python_spec(description="x" * 10_000), PYTHON, "description"),
 }  # fmt: skip
 

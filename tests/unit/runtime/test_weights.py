@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import _TYPES
 from safetensors.torch import save as save_safetensors
 
-from rouse_runtime.weights import DTYPES, SizeMismatch, WeightsError, WeightsRange, make_tensors
+from rouse_runtime.weights import DTYPES, AddressTaken, SizeMismatch, WeightsError, WeightsRange, make_tensors
 from rouse_testkit.artefacts import _lay_out
 
 SIZE = 3 * mmap.PAGESIZE + 100
@@ -146,3 +146,36 @@ def test_every_dtype_that_safetensors_and_torch_share(tmp_path: Path) -> None:
             assert tensor.data_ptr() % 64 == 0
             storages.add(tensor.untyped_storage().data_ptr())
     assert len(storages) == len(made) - 1
+
+
+BASE = 0x5000_2000_0000
+
+
+def test_every_process_reserves_the_model_at_the_same_addresses(tmp_path: Path) -> None:
+    code = f"""
+from rouse_runtime.weights import WeightsRange
+w = WeightsRange({SIZE}, {BASE})
+w.map_private({os.fspath(image(tmp_path))!r})
+print(hex(w.tensor(64, 8, "U8", [8]).data_ptr()))
+"""
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.strip() == hex(BASE + 64)
+
+
+def test_addresses_that_are_taken_are_refused_and_what_lies_there_is_named(tmp_path: Path) -> None:
+    there = WeightsRange(SIZE, BASE)
+    with pytest.raises(AddressTaken, match=f"0x{BASE:x}-0x{BASE + there.size_bytes:x} cannot be reserved") as caught:
+        WeightsRange(SIZE, BASE)
+    assert f"anonymous memory at 0x{BASE:x}" in str(caught.value)
+    there.attach(str(image(tmp_path)), SIZE)
+    with pytest.raises(AddressTaken, match=str(tmp_path / "image")):
+        WeightsRange(4 * SIZE, BASE - 2 * mmap.PAGESIZE)
+    there.close()
+    WeightsRange(SIZE, BASE).close()
+
+
+@pytest.mark.parametrize("base", [0, BASE + 64, -mmap.PAGESIZE])
+def test_addresses_that_cannot_be_are_refused(base: int) -> None:
+    with pytest.raises(WeightsError, match="which is no page"):
+        WeightsRange(SIZE, base)

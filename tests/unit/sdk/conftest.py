@@ -114,6 +114,9 @@ class FunctionDouble(contract.FunctionServiceServicer):
             weights_bytes=3 << 20,
             artefact_bytes=sum(file.size_bytes for file in request.files),
             format=contract.ARTEFACT_FORMAT_PYTHON if request.spec.handler else contract.ARTEFACT_FORMAT_HUGGING_FACE,
+            addresses=contract.AddressRange(
+                base=0x5000_0200_0000, weights_bytes=32 << 20, state_bytes=512 << 20, scratch_bytes=512 << 20
+            ),
         )
         version.created_at.FromSeconds(1_700_000_000)
         if not version.spec.signature.inputs:

@@ -261,6 +261,8 @@ def test_describe(cli: Cli, folder: Path) -> None:
         "7 requests",
         "function.deployed",
         "depth=3",
+        "plainly, in its instance",
+        "0x500002000000: weights 32.0 MiB, state 512 MiB, scratch 512 MiB",
         "HOST",
     ):
         assert part in out

@@ -173,6 +173,12 @@ def test_missing_handler_file_and_signature(folder: Path) -> None:
         ("decoupled = 1", "true or false"),
         ("decoupled = true\n[batching]\nmax_batch_size = 2", "one request at a time"),
         ('pinned = "yes"', "true or false"),
+        ('execution = "gpu"', "want 'plain' or 'rouse'"),
+        ("execution = 1", "want 'plain' or 'rouse'"),
+        ('isolation = "none"', "want 'sharing' or 'isolated'"),
+        ('tapes = "yes"', "true or false"),
+        ('isolation = "isolated"', "in plain execution there is no executor"),
+        ('execution = "plain"\ntapes = true', "in plain execution nothing is recorded"),
         ("shared = 0", "true or false"),
         ("[limits]\nmax_concurrent_requests = 0", "1 to 1000000"),
         ("[limits]\nmax_concurrency = 3", "did you mean 'max_concurrent_requests'?"),
@@ -272,6 +278,12 @@ def test_life_of_a_function_in_the_manifest() -> None:
     assert manifest.limits == rouse.Limits(9)
     assert manifest.environment == {"A": "1", "B": "true"}
     assert manifest.secrets == {"TOKEN": "hub-token"}
+    assert (manifest.execution, manifest.isolation, manifest.tapes) == ("", "", None)
+
+
+def test_execution_in_the_manifest() -> None:
+    manifest = parse('execution = "rouse"\nisolation = "isolated"\ntapes = false\n' + MINIMAL)
+    assert (manifest.execution, manifest.isolation, manifest.tapes) == ("rouse", "isolated", False)
 
 
 def test_hashes(folder: Path) -> None:

@@ -84,6 +84,9 @@ def _version(state: State, version: rouse.Version) -> None:
     kinds = [word for word, holds in _kinds(version) if holds]
     if kinds:
         state.say(f"kind      {'; '.join(kinds)}")
+    state.say(f"runs      {_execution(version)}")
+    if version.addresses is not None:
+        state.say(f"addresses {_addresses(version.addresses)}")
     if version.objective is not None:
         state.say(f"objective {version.objective.percentile:.2%} of requests within {version.objective.latency_ms} ms")
     if version.options:
@@ -93,6 +96,17 @@ def _version(state: State, version: rouse.Version) -> None:
         state.say("variables " + escape(", ".join(version.environment)))
     if version.secrets:
         state.say("secrets   " + escape(", ".join(f"{key} from {name}" for key, name in version.secrets.items())))
+
+
+def _execution(version: rouse.Version) -> str:
+    if version.execution == "plain":
+        return "plainly, in its instance"
+    return f"on the device 'rouse', executor {version.isolation}, {'with' if version.tapes else 'without'} tapes"
+
+
+def _addresses(found: rouse.AddressRange) -> str:
+    parts = (("weights", found.weights_bytes), ("state", found.state_bytes), ("scratch", found.scratch_bytes))
+    return f"{found.base:#x}: " + ", ".join(f"{what} {text.size(size)}" for what, size in parts)
 
 
 def _limits(version: rouse.Version) -> str:
