@@ -162,7 +162,7 @@ def test_artefacts_of_older_meshes_are_given_ranges_by_the_migration(postgres_ur
     sizes = {"a": 0, "b": 100, "c": GRANULE, "d": 3 << 30, "e": 200 << 30}
     with engine.begin() as connection:
         config = migrate.alembic_config(connection)
-        command.downgrade(config, "0006")
+        command.downgrade(config, "0007")
         for second, (name, weights) in enumerate(sizes.items()):
             connection.execute(
                 text("INSERT INTO artefacts VALUES (:d, 'PYTHON', 1, :w, '', '{}', false, to_timestamp(:t))"),

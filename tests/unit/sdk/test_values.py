@@ -25,8 +25,8 @@ EXPORTS = {
     "AddressRange", "AlreadyExists", "AsyncClient", "Batching", "Cancelled", "Client", "DataLoss", "DeadlineExceeded",
     "Deployment", "Description", "Device", "Event", "FailedPrecondition", "Function", "Instance", "Internal",
     "InvalidArgument", "Key", "Limits", "NewKey", "Node", "NotFound", "Objective", "Package", "PackageError",
-    "PermissionDenied", "Progress", "Residency", "ResourceExhausted", "Resources", "Result", "RouseError", "Scaling", "Secret",
-    "Service", "Span", "Status", "Tenant", "TensorSpec", "Timings", "Unauthenticated", "Unavailable",
+    "PermissionDenied", "Progress", "Residency", "ResourceExhausted", "Resources", "Result", "RouseError", "Scaling",
+    "Secret", "Service", "Span", "Status", "Tenant", "TensorSpec", "Timings", "Unauthenticated", "Unavailable",
     "Unimplemented", "Unreachable", "Usage", "UsageRow", "Version", "__version__", "read_package",
 }  # fmt: skip
 
