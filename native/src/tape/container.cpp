@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "rouse/base/bytes.h"
@@ -8,6 +9,8 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x1a45504154534f52;  // "ROSTAPE\x1a"
 constexpr std::uint32_t kVersion = 1;
+// Magic, version, reserved, length, checksum.
+constexpr std::size_t kHeadBytes = 32;
 constexpr std::size_t kLongestName = 128;
 constexpr std::uint32_t kMaxDimensions = 64;
 
@@ -204,6 +207,14 @@ Result<Tape> load(std::span<const std::byte> file) {
   if (!in.ok() || in.left() != 0) return Status(Code::kInvalid, "what a tape's file says cannot be");
   ROUSE_RETURN_IF_ERROR(check(tape));
   return tape;
+}
+
+void repair(std::vector<std::byte>& file) {
+  if (file.size() < kHeadBytes) return;
+  const auto body = std::span<const std::byte>(file).subspan(kHeadBytes);
+  const std::uint64_t size = body.size(), sum = checksum(body);
+  std::memcpy(file.data() + 16, &size, sizeof size);
+  std::memcpy(file.data() + 24, &sum, sizeof sum);
 }
 
 }  // namespace rouse::tape

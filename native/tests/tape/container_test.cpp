@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <random>
+#include <cstdlib>
+#include <fstream>
 
 #include "rouse/tape/tape.h"
 
@@ -43,6 +44,21 @@ TEST(Tape, ComesBackFromItsFile) {
   auto back = load(file.value());
   ASSERT_TRUE(back.ok()) << back.status().describe();
   EXPECT_EQ(back.value(), tape);
+}
+
+// ROUSE_CORPUS=FOLDER writes this tape there, for fuzz/corpus/tape.
+TEST(Tape, IsAnExampleForFuzzing) {
+  const char* folder = std::getenv("ROUSE_CORPUS");
+  if (folder == nullptr) GTEST_SKIP() << "ROUSE_CORPUS is not set";
+  Tape planned = example();
+  planned.plan = {{0, 128}, 256};
+  int number = 0;
+  for (const Tape& tape : {example(), planned, Tape{}}) {
+    const auto file = save(tape).value();
+    std::ofstream out(std::string(folder) + "/example-" + std::to_string(number++), std::ios::binary);
+    out.write(reinterpret_cast<const char*>(file.data()), static_cast<std::streamsize>(file.size()));
+    EXPECT_TRUE(out.good());
+  }
 }
 
 TEST(Tape, KnowsTheLastUseOfEachPlace) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -108,5 +110,7 @@ std::vector<std::uint32_t> last_uses(const Tape& tape);
 Result<std::vector<std::byte>> save(const Tape& tape);
 // The tape in a file's bytes, checked. MISMATCH: another version, or damaged; INVALID: what it says cannot be.
 Result<Tape> load(std::span<const std::byte> file);
+// Sets the length and checksum in a file's head to what follows it: for tests of what lies behind them.
+void repair(std::vector<std::byte>& file);
 
 }  // namespace rouse::tape
