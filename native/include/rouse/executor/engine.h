@@ -96,7 +96,7 @@ class Engine {
   // Gives `name` that storage, as a call's result has it.
   Status put(std::uint64_t name, c10::Storage storage);
   std::shared_ptr<Operation> operation(std::uint32_t number) const;
-  const at::Generator& generator() const;
+  Generators& generators();
   // Bytes of scratch storages now.
   std::uint64_t bytes() const;
   const Status& sticky() const;

@@ -17,7 +17,9 @@
 #include <vector>
 
 #include "rouse/base/status.h"
+#include "rouse/executor/generators.h"
 #include "rouse/wire/format.h"
+#include "rouse/wire/words.h"
 
 namespace rouse::executor {
 
@@ -70,17 +72,21 @@ class Operation {
   // "aten::add.out"
   const std::string& name() const { return name_; }
   const std::vector<Slot>& slots() const { return slots_; }
-  // Flattened over tuples and lists; none while unknown. `new_storages` of them have a storage of their own.
+  // Flattened over tuples and lists (values left out); none while unknown. `new_storages` of them have a storage of
+  // their own.
   const std::optional<std::vector<ResultSpec>>& results() const { return results_; }
   std::uint32_t new_storages() const { return new_storages_; }
   bool draws_random() const { return draws_random_; }
+  // It returns something that is not a tensor.
+  bool has_values() const { return has_values_; }
   // Its results' shapes depend on data (at::Tag::dynamic_output_shape and the like).
   bool data_dependent() const { return data_dependent_; }
 
   // The arguments on `stack`, with `tensors[i]` in slot i. One tensor a slot.
-  void push(std::span<const at::Tensor> tensors, const at::Generator& generator, torch::jit::Stack& stack) const;
-  // Runs what push() left on the stack; the results replace it. What a kernel throws becomes kFailed with its text.
-  Status run(torch::jit::Stack& stack) const;
+  void push(std::span<const at::Tensor> tensors, Generators& generators, torch::jit::Stack& stack) const;
+  // Runs what push() left on the stack; the results replace it. What a kernel throws becomes kFailed, its text
+  // beginning with the exception's class as Python names it ("IndexError: ...").
+  Status run(torch::jit::Stack& stack, Generators& generators) const;
   // The tensors among results, tuples and lists flattened (undefined ones too).
   static void flatten(const torch::jit::Stack& stack, std::vector<at::Tensor>& tensors);
   // Compares what run() returned with results(): dtype, sizes, strides, offset, and whose storage each one has.
@@ -91,6 +97,8 @@ class Operation {
                                           std::span<const at::Tensor> returned) const;
   // From now on check() compares with these.
   void keep(std::vector<ResultSpec> results);
+  // What run() left on the stack, as the items of META: `results` are observe()'s.
+  static Status describe(const torch::jit::Stack& stack, std::span<const ResultSpec> results, wire::Writer& items);
 
  private:
   Operation() = default;
@@ -111,8 +119,10 @@ class Operation {
     std::int32_t element;
   };
   std::vector<Place> places_;
-  std::vector<std::uint16_t> lists_;       // Arguments that are lists of tensors: made anew for each call.
-  std::vector<std::uint16_t> generators_;  // Arguments that are the session's generator.
+  std::vector<std::uint16_t> lists_;  // Arguments that are lists of tensors: made anew for each call.
+  // Arguments that are generators, and which of the session's.
+  std::vector<std::pair<std::uint16_t, std::uint32_t>> generators_;
+  bool has_values_ = false;
 };
 
 }  // namespace rouse::executor

@@ -193,6 +193,7 @@ struct Error {
   std::uint64_t sequence;  // Which message of the session failed, counted from 1.
 };
 static_assert(sizeof(Error) == 32);
+inline constexpr std::uint16_t kErrorEnds = 1;  // The session is over: the client broke the protocol.
 
 // Items: one word, then what the tag says. The same items are arguments, results and values.
 enum class Tag : std::uint8_t {

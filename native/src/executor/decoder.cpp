@@ -1,0 +1,360 @@
+#include "decoder.h"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <array>
+#include <bit>
+#include <string_view>
+
+namespace rouse::executor {
+namespace {
+
+using wire::Item;
+using wire::Tag;
+
+// Operators that reach outside the session: files, other processes, memory by address.
+constexpr std::string_view kRefused[] = {"aten::from_file", "aten::_pin_memory", "aten::pin_memory",
+                                         "aten::_nested_view_from_buffer"};
+constexpr std::string_view kRefusedNamespaces[] = {
+    "c10d::",  "_c10d_functional::", "prims::",  "profiler::", "inductor::",
+    "_test::", "static_runtime::",   "onednn::", "mkldnn::",   "symm_mem::"};
+
+bool refused(std::string_view name) {
+  for (const auto other : kRefused) {
+    if (name == other) return true;
+  }
+  for (const auto space : kRefusedNamespaces) {
+    if (name.starts_with(space)) return true;
+  }
+  return false;
+}
+
+bool known_dtype(std::uint8_t dtype) {
+  return dtype < static_cast<std::uint8_t>(c10::ScalarType::NumOptions) &&
+         c10::isQIntType(static_cast<c10::ScalarType>(dtype)) == false &&
+         static_cast<c10::ScalarType>(dtype) != c10::ScalarType::Undefined;
+}
+
+}  // namespace
+
+bool required_bytes(TensorSpec& spec) {
+  if (spec.offset < 0) return false;
+  std::int64_t last = spec.offset;
+  bool empty = false;
+  for (std::size_t i = 0; i < spec.sizes.size(); ++i) {
+    if (spec.sizes[i] < 0 || spec.strides[i] < 0) return false;
+    if (spec.sizes[i] == 0) empty = true;
+    std::int64_t reach = 0;
+    if (spec.sizes[i] > 1 && __builtin_mul_overflow(spec.sizes[i] - 1, spec.strides[i], &reach)) return false;
+    if (__builtin_add_overflow(last, reach, &last)) return false;
+  }
+  std::int64_t numel = 1;
+  for (const auto size : spec.sizes) {
+    if (__builtin_mul_overflow(numel, size, &numel)) return false;
+  }
+  std::int64_t bytes = 0;
+  if (!empty && (__builtin_add_overflow(last, 1, &last) ||
+                 __builtin_mul_overflow(last, static_cast<std::int64_t>(c10::elementSize(spec.dtype)), &bytes))) {
+    return false;
+  }
+  spec.required_bytes = static_cast<std::uint64_t>(bytes);
+  return true;
+}
+
+bool read_spec(wire::Reader& reader, const Item& item, TensorSpec& spec) {
+  std::uint64_t offset;
+  if (!known_dtype(item.dtype) || item.dimensions > wire::kMaxDimensions || !reader.word(offset)) return false;
+  spec.dtype = static_cast<c10::ScalarType>(item.dtype);
+  spec.flags = item.flags;
+  spec.offset = static_cast<std::int64_t>(offset);
+  spec.sizes.resize(item.dimensions);
+  spec.strides.resize(item.dimensions);
+  return reader.words(item.dimensions, std::span(spec.sizes.data(), spec.sizes.size())) &&
+         reader.words(item.dimensions, std::span(spec.strides.data(), spec.strides.size())) && required_bytes(spec);
+}
+
+void write_spec(wire::Writer& items, Tag tag, std::uint32_t count, const TensorSpec& spec) {
+  items.item(tag, count, static_cast<std::uint8_t>(spec.dtype), spec.flags,
+             static_cast<std::uint8_t>(spec.sizes.size()));
+  items.word(static_cast<std::uint64_t>(spec.offset));
+  items.words({spec.sizes.data(), spec.sizes.size()});
+  items.words({spec.strides.data(), spec.strides.size()});
+}
+
+bool read_results(wire::Reader& reader, std::size_t slots, std::vector<ResultSpec>& results) {
+  std::uint32_t made = 0;
+  while (reader.left() != 0) {
+    Item item;
+    if (!reader.item(item) || results.size() >= wire::kMaxSlots) return false;
+    ResultSpec result;
+    switch (item.tag) {
+      case Tag::kUndefined:
+        result.origin = Origin::kUndefined;
+        results.push_back(std::move(result));
+        continue;
+      case Tag::kList:  // Its elements follow.
+        continue;
+      case Tag::kNew:
+        result.origin = Origin::kNew;
+        result.index = made++;
+        break;
+      case Tag::kAlias:
+        result.origin = Origin::kSlot;
+        if (item.count >= slots) return false;
+        result.index = item.count;
+        break;
+      case Tag::kShared:
+        result.origin = Origin::kShared;
+        if (item.count >= made) return false;
+        result.index = item.count;
+        break;
+      default:
+        return false;
+    }
+    if (!read_spec(reader, item, result.spec) || !reader.word(result.storage_bytes)) return false;
+    results.push_back(std::move(result));
+  }
+  return true;
+}
+
+void write_result(wire::Writer& items, const ResultSpec& result) {
+  switch (result.origin) {
+    case Origin::kUndefined:
+      items.item(Tag::kUndefined);
+      return;
+    case Origin::kNew:
+      write_spec(items, Tag::kNew, result.index, result.spec);
+      break;
+    case Origin::kSlot:
+      write_spec(items, Tag::kAlias, result.index, result.spec);
+      break;
+    case Origin::kShared:
+      write_spec(items, Tag::kShared, result.index, result.spec);
+      break;
+  }
+  items.word(result.storage_bytes);
+}
+
+Status OperationDecoder::malformed(const std::string& what) const {
+  return {Code::kInvalid, "template of " + operation_.name_ + ", argument " + std::to_string(index_) + ": " + what};
+}
+
+Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std::byte> message) {
+  wire::Reader reader(message);
+  wire::Template head;
+  std::string_view name, overload;
+  std::span<const std::byte> arguments, results;
+  if (!reader.head(head) || !reader.text(head.name_bytes, name) || !reader.text(head.overload_bytes, overload) ||
+      head.argument_bytes % 8 != 0 || !reader.bytes(head.argument_bytes, arguments) ||
+      !reader.bytes(head.result_bytes, results) || reader.left() != 0) {
+    return Status(Code::kInvalid, "template: its parts do not add up to its size");
+  }
+  const std::string full = std::string(name) + (overload.empty() ? "" : "." + std::string(overload));
+  if (refused(name)) {
+    return Status(Code::kUnsupported, full + " is not run for other processes; call it on a CPU tensor");
+  }
+  auto handle = c10::Dispatcher::singleton().findSchema({std::string(name), std::string(overload)});
+  if (!handle) {
+    return Status(Code::kUnsupported, full + " is not known to the executor; load the library that registers it there");
+  }
+  std::shared_ptr<Operation> operation(new Operation());
+  operation->name_ = full;
+  operation->overload_ = std::string(overload);
+  operation->handle_ = *handle;
+  operation->arguments_.assign(arguments.begin(), arguments.end());
+  OperationDecoder decoder(*operation, wire::Reader(operation->arguments_));
+  ROUSE_RETURN_IF_ERROR(decoder.arguments());
+  if (!results.empty()) {
+    wire::Reader items(results);
+    std::vector<ResultSpec> specs;
+    if (!read_results(items, operation->slots_.size(), specs)) {
+      return Status(Code::kInvalid, "template of " + full + ": its results are malformed");
+    }
+    operation->keep(std::move(specs));
+  }
+  return operation;
+}
+
+Status OperationDecoder::arguments() {
+  const auto& schema = operation_.handle_->schema();
+  for (const auto& argument_schema : schema.arguments()) {
+    c10::IValue value;
+    ROUSE_RETURN_IF_ERROR(argument(argument_schema.type(), argument_schema, value));
+    operation_.prototype_.push_back(std::move(value));
+    ++index_;
+  }
+  if (reader_.left() != 0) return malformed("there are more arguments than the operator has");
+  for (const auto& result : schema.returns()) {
+    const auto kind = result.type()->kind();
+    const bool tensors =
+        kind == c10::TypeKind::TensorType ||
+        (kind == c10::TypeKind::ListType && result.type()->containedType(0)->kind() == c10::TypeKind::TensorType);
+    if (!tensors) operation_.has_values_ = true;
+  }
+  operation_.draws_random_ = operation_.handle_->hasTag(at::Tag::nondeterministic_seeded);
+  operation_.data_dependent_ = operation_.handle_->hasTag(at::Tag::dynamic_output_shape) ||
+                               operation_.handle_->hasTag(at::Tag::data_dependent_output);
+  return {};
+}
+
+Status OperationDecoder::argument(const c10::TypePtr& type, const c10::Argument& schema, c10::IValue& value) {
+  Item item;
+  if (!reader_.peek(item)) return malformed("missing");
+  const auto kind = type->kind();
+  if (kind == c10::TypeKind::OptionalType && item.tag != Tag::kNone) {
+    return argument(type->containedType(0), schema, value);
+  }
+  (void)reader_.item(item);
+  if (kind == c10::TypeKind::GeneratorType ||
+      (kind == c10::TypeKind::OptionalType && type->containedType(0)->kind() == c10::TypeKind::GeneratorType)) {
+    // None, too, is the session's own: the process's default generator belongs to all sessions.
+    const std::uint32_t number = item.tag == Tag::kGenerator ? item.count : 0;
+    if (number >= wire::kMaxGenerators) return malformed("a generator of that number is not allowed");
+    operation_.generators_.emplace_back(index_, number);
+    return {};
+  }
+  if (item.tag == Tag::kNone && kind == c10::TypeKind::OptionalType) return {};
+  std::uint64_t word = 0, second = 0;
+  std::string_view text;
+  switch (kind) {
+    case c10::TypeKind::TensorType: {
+      at::Tensor made;
+      ROUSE_RETURN_IF_ERROR(tensor(item, schema, -1, made));
+      value = std::move(made);
+      return {};
+    }
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      if (item.tag != Tag::kInt || !reader_.word(word)) break;
+      value = static_cast<std::int64_t>(word);
+      return {};
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::SymFloatType:
+      if (item.tag != Tag::kDouble || !reader_.word(word)) break;
+      value = std::bit_cast<double>(word);
+      return {};
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::SymBoolType:
+      if (item.tag != Tag::kBool) break;
+      value = item.count != 0;
+      return {};
+    case c10::TypeKind::NumberType:
+      if (item.tag == Tag::kBool) {
+        value = item.count != 0;
+      } else if (item.tag == Tag::kInt && reader_.word(word)) {
+        value = static_cast<std::int64_t>(word);
+      } else if (item.tag == Tag::kDouble && reader_.word(word)) {
+        value = std::bit_cast<double>(word);
+      } else if (item.tag == Tag::kComplex && reader_.word(word) && reader_.word(second)) {
+        value = c10::complex<double>(std::bit_cast<double>(word), std::bit_cast<double>(second));
+      } else {
+        break;
+      }
+      return {};
+    case c10::TypeKind::StringType:
+      if (item.tag != Tag::kString || !reader_.text(item.count, text)) break;
+      value = std::string(text);
+      return {};
+    case c10::TypeKind::DeviceObjType:
+      if (item.tag != Tag::kDevice) break;
+      value = c10::Device(c10::DeviceType::CPU);
+      return {};
+    case c10::TypeKind::ListType:
+      return list(type->containedType(0), schema, item, value);
+    default:
+      return {Code::kUnsupported, operation_.name_ + ": arguments of type " + type->str() + " cannot be redirected"};
+  }
+  return malformed("not a " + type->str());
+}
+
+Status OperationDecoder::list(const c10::TypePtr& element, const c10::Argument& schema, const Item& item,
+                              c10::IValue& value) {
+  if (item.count > wire::kMaxListLength || item.count > reader_.left() / 8) return malformed("a list that long");
+  std::vector<std::uint64_t> words(item.count);
+  switch (element->kind()) {
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType: {
+      if (item.tag != Tag::kIntList || !reader_.words(item.count, std::span(words))) break;
+      value = c10::IValue(c10::List<std::int64_t>(
+          c10::ArrayRef<std::int64_t>(reinterpret_cast<const std::int64_t*>(words.data()), words.size())));
+      return {};
+    }
+    case c10::TypeKind::FloatType: {
+      if (item.tag != Tag::kDoubleList || !reader_.words(item.count, std::span(words))) break;
+      c10::List<double> values;
+      for (const auto word : words) values.push_back(std::bit_cast<double>(word));
+      value = c10::IValue(std::move(values));
+      return {};
+    }
+    case c10::TypeKind::BoolType: {
+      if (item.tag != Tag::kBoolList || !reader_.words(item.count, std::span(words))) break;
+      c10::List<bool> values;
+      for (const auto word : words) values.push_back(word != 0);
+      value = c10::IValue(std::move(values));
+      return {};
+    }
+    case c10::TypeKind::NumberType: {
+      if (item.tag != Tag::kList) break;
+      c10::List<at::Scalar> values;
+      for (std::uint32_t i = 0; i < item.count; ++i) {
+        c10::IValue number;
+        ROUSE_RETURN_IF_ERROR(argument(element, schema, number));
+        values.push_back(number.toScalar());
+      }
+      value = c10::IValue(std::move(values));
+      return {};
+    }
+    case c10::TypeKind::TensorType:
+    case c10::TypeKind::OptionalType: {
+      const bool optional = element->kind() == c10::TypeKind::OptionalType;
+      if (item.tag != Tag::kList || (optional && element->containedType(0)->kind() != c10::TypeKind::TensorType)) break;
+      c10::List<at::Tensor> tensors;
+      c10::List<std::optional<at::Tensor>> optionals;
+      for (std::uint32_t i = 0; i < item.count; ++i) {
+        Item each;
+        if (!reader_.item(each)) return malformed("a list that ends early");
+        at::Tensor made;
+        const bool none = optional && each.tag == Tag::kNone;
+        if (!none) ROUSE_RETURN_IF_ERROR(tensor(each, schema, static_cast<std::int32_t>(i), made));
+        if (optional) {
+          optionals.push_back(none ? std::nullopt : std::make_optional(made));
+        } else {
+          tensors.push_back(made);
+        }
+      }
+      value = optional ? c10::IValue(std::move(optionals)) : c10::IValue(std::move(tensors));
+      operation_.lists_.push_back(index_);
+      return {};
+    }
+    default:
+      return {Code::kUnsupported, operation_.name_ + ": lists of " + element->str() + " cannot be redirected"};
+  }
+  return malformed("not a list of " + element->str());
+}
+
+Status OperationDecoder::tensor(const Item& item, const c10::Argument& schema, std::int32_t element,
+                                at::Tensor& value) {
+  if (item.tag == Tag::kUndefined) return {};
+  if (item.tag == Tag::kNumber) {
+    std::array<std::uint64_t, 2> bits{};
+    if (!known_dtype(item.dtype) || !reader_.words(2, std::span<std::uint64_t>(bits))) return malformed("not a number");
+    const auto dtype = static_cast<c10::ScalarType>(item.dtype);
+    if (c10::elementSize(dtype) > sizeof(bits)) return malformed("not a number");
+    value = at::scalar_tensor(0, at::TensorOptions().dtype(dtype));
+    std::memcpy(value.mutable_data_ptr(), bits.data(), c10::elementSize(dtype));
+    if (item.flags & wire::kWrapped) value.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return {};
+  }
+  if (item.tag != Tag::kTensor) return malformed("not a tensor");
+  Slot slot;
+  if (operation_.slots_.size() >= wire::kMaxSlots || !read_spec(reader_, item, slot.spec)) {
+    return malformed("a tensor that cannot be");
+  }
+  slot.written = schema.alias_info() != nullptr && schema.alias_info()->isWrite();
+  operation_.slots_.push_back(std::move(slot));
+  operation_.places_.push_back({index_, element});
+  return {};
+}
+
+}  // namespace rouse::executor

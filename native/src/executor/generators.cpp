@@ -1,0 +1,50 @@
+#include "rouse/executor/generators.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Utils.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <cstring>
+#include <exception>
+#include <string>
+
+namespace rouse::executor {
+
+Generators::Generators() { at(0); }
+
+at::Generator& Generators::at(std::uint32_t number) {
+  auto found = generators_.find(number);
+  if (found == generators_.end()) {
+    found = generators_.emplace(number, at::detail::createCPUGenerator(c10::default_rng_seed_val)).first;
+  }
+  return found->second;
+}
+
+Status Generators::seed(std::uint32_t number, std::uint64_t seed) {
+  at(number).set_current_seed(seed);
+  return {};
+}
+
+Status Generators::set_state(std::uint32_t number, std::span<const std::byte> state) {
+  auto tensor = at::empty({static_cast<std::int64_t>(state.size())}, at::kByte);
+  std::memcpy(tensor.mutable_data_ptr(), state.data(), state.size());
+  try {
+    at(number).set_state(tensor);
+  } catch (const std::exception& error) {
+    return {Code::kInvalid, std::string("state of a generator: ") + error.what()};
+  }
+  return {};
+}
+
+std::vector<std::byte> Generators::state(std::uint32_t number) {
+  auto tensor = at(number).get_state();
+  const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return {data, data + tensor.nbytes()};
+}
+
+void Generators::drop(std::uint32_t number) {
+  if (number != 0) generators_.erase(number);
+}
+
+}  // namespace rouse::executor

@@ -1,0 +1,74 @@
+// rouse-session: one session in a process of its own, on descriptors that it inherits.
+//
+//   rouse-session RINGS SOCKET THREADS LIMIT_BYTES
+//
+// RINGS: the memfd of the rings; SOCKET: a stream socket whose hang-up says that the client has ended.
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "rouse/executor/allocator.h"
+#include "rouse/executor/session.h"
+#include "rouse/ring/watch.h"
+
+namespace {
+
+using rouse::Code;
+using rouse::Status;
+
+constexpr std::uint64_t kSharedBytes = 4ull << 30;
+
+bool number(const char* text, std::uint64_t most, std::uint64_t& value) {
+  const auto* end = text + std::strlen(text);
+  const auto parsed = std::from_chars(text, end, value);
+  return parsed.ec == std::errc() && parsed.ptr == end && value <= most;
+}
+
+Status serve(int rings, int socket, int threads, std::uint64_t limit_bytes) {
+  auto channel = rouse::ring::Channel::open(rouse::ring::Side::kExecutor, rings);
+  if (!channel.ok()) return channel.status();
+  ROUSE_RETURN_IF_ERROR(rouse::executor::install_allocator(kSharedBytes));
+  at::set_num_threads(threads);
+  const c10::InferenceMode inference;
+  const auto heap = rouse::executor::Heap::make(limit_bytes);
+  const rouse::executor::UseHeap use(*heap);
+  rouse::executor::Engine engine({.max_bytes = limit_bytes});
+  rouse::executor::Session session(*channel.value(), engine);
+  rouse::ring::PeerWatch watch(*channel.value(), socket);
+  while (true) {
+    auto status = session.run(rouse::ring::Clock::time_point::max(), std::chrono::seconds(60));
+    if (!status.ok()) return status;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // With the parent's end there is nobody to serve; the socket says so, too, but not while an operator runs.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  std::uint64_t rings, socket, threads, limit_bytes;
+  if (argc < 5 || !number(argv[1], 1u << 20, rings) || !number(argv[2], 1u << 20, socket) ||
+      !number(argv[3], 1024, threads) || threads == 0 || !number(argv[4], 1ull << 42, limit_bytes)) {
+    std::fprintf(stderr, "rouse-session RINGS SOCKET THREADS LIMIT_BYTES [LIBRARY...]\n");
+    return 2;
+  }
+  for (int i = 5; i < argc; ++i) {
+    // Libraries that register custom operators.
+    if (!dlopen(argv[i], RTLD_NOW | RTLD_GLOBAL)) {
+      std::fprintf(stderr, "rouse-session: %s\n", dlerror());
+      return 2;
+    }
+  }
+  const auto status = serve(static_cast<int>(rings), static_cast<int>(socket), static_cast<int>(threads), limit_bytes);
+  if (status.code() == Code::kPeerGone) return 0;
+  std::fprintf(stderr, "rouse-session: %s\n", status.describe().c_str());
+  return 1;
+}
