@@ -4,8 +4,8 @@ Eviction copies nothing: the host copy always stays. What is executing, being lo
 candidate at all. Among the candidates:
 
 1. Copies of a model that other devices hold as well go first: a full pool has one copy of each model.
-2. A model that requests wait for which came before the claimant is spared: its turn is earlier.
-3. A model that later requests wait for is spared until the claimant is overdue: queued requests of a
+2. A model that requests wait for whose turn is before the claimant's is spared.
+3. A model that requests wait for whose turn comes later is spared until the claimant is overdue: queued requests of a
    resident model run before it leaves (coalescing), but not for ever.
 4. A hot model, one whose requests come closer together than `min_residency_s`, is spared for that time
    after its load, or until the claimant is overdue: two hot models do not evict each other at every request.
@@ -30,7 +30,8 @@ class Candidate:
         loaded_at, last_used_at: seconds, on the clock of `now`.
         gap_s: mean time between its recent requests, seconds; infinite where unknown.
         is_copy: another device holds it as well.
-        first_ticket: ticket of the oldest request that waits for it; None where none does.
+        first_turn: place of the first request that waits for it in the order in which requests are served; None
+            where none does.
         pinned: this copy stays whatever comes.
     """
 
@@ -41,7 +42,7 @@ class Candidate:
     last_used_at: float
     gap_s: float = float("inf")
     is_copy: bool = False
-    first_ticket: int | None = None
+    first_turn: int | None = None
     pinned: bool = False
 
 
@@ -50,13 +51,13 @@ class Claim:
     """Who needs the memory.
 
     Args:
-        ticket: of the oldest request that needs it; tickets count up in the order of arrival.
+        turn: place of the first request that needs it in the order in which requests are served.
         size_bytes, working_bytes: as for candidates.
         overdue: it has waited past its patience.
         may_evict_last: it may evict the last copy of a model; False while it waits for another device.
     """
 
-    ticket: int
+    turn: int
     size_bytes: int
     working_bytes: int
     overdue: bool = False
@@ -146,8 +147,8 @@ def spared_because(
     candidate: Candidate, claim: Claim, settings: Settings, now: float
 ) -> tuple[str | None, float | None]:
     """Why a candidate may not leave for a claim now, and until when at most where time alone changes it."""
-    if candidate.first_ticket is not None and candidate.first_ticket < claim.ticket:
-        return f"request {candidate.first_ticket} waits for it and came earlier", None
+    if candidate.first_turn is not None and candidate.first_turn < claim.turn:
+        return "a request waits for it whose turn is earlier", None
     if candidate.is_copy:
         return None, None
     if candidate.pinned:
@@ -156,8 +157,8 @@ def spared_because(
         return "the last copy, and the claimant is on another device", None
     if claim.overdue:
         return None, None
-    if candidate.first_ticket is not None:
-        return f"request {candidate.first_ticket} waits for it", None
+    if candidate.first_turn is not None:
+        return "a request waits for it", None
     until = candidate.loaded_at + settings.min_residency_s
     if candidate.gap_s < settings.min_residency_s and now < until:
         return f"hot (a request every {candidate.gap_s:.3f} s) and stays {until - now:.3f} s more", until
@@ -191,10 +192,8 @@ def _why(candidate: Candidate, claim: Claim, now: float) -> str:
     if candidate.is_copy:
         return "another device holds a copy"
     idle = f"unused for {now - candidate.last_used_at:.3f} s"
-    if candidate.first_ticket is not None:
-        return (
-            f"request {claim.ticket} came earlier than the {candidate.first_ticket} that waits for it, and is overdue"
-        )
+    if candidate.first_turn is not None:
+        return "a request waits for it whose turn is later than that of the claimant, which is overdue"
     return f"least recently used, {idle}"
 
 

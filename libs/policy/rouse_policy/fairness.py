@@ -8,10 +8,13 @@ has saved nothing up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_WEIGHT = 1_000_000
+# Tenants that are remembered though they have nothing here; past it those with the smallest lead are forgotten.
+MAX_TAGS = 10_000
 # Priorities as clients write them: 1 is the highest, 0 stands for the middle.
 HIGHEST, MIDDLE, LOWEST = 1, 5, 9
 
@@ -29,6 +32,75 @@ def begins(tag: float, virtual_time: float) -> float:
 def after(tag: float, cost: float, weight: int) -> float:
     """The tag behind a request of that cost."""
     return tag + cost / min(max(weight, 1), MAX_WEIGHT)
+
+
+class Tags:
+    """Virtual time, and the tags of tenants: the memory of who applies this policy."""
+
+    def __init__(self) -> None:
+        self._time = 0.0
+        self._tags: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._tags)
+
+    def of(self, tenant: str) -> float:
+        """Where the tenant's next request begins if it has had nothing to do until now."""
+        return begins(self._tags.get(tenant, 0.0), self._time)
+
+    def keep(self, tenant: str, tag: float) -> None:
+        """The tenant has nothing to do for now."""
+        self._tags[tenant] = tag
+        if len(self._tags) > MAX_TAGS:
+            leading = {name: tag for name, tag in self._tags.items() if tag > self._time}
+            self._tags = dict(heapq.nlargest(MAX_TAGS // 2, leading.items(), key=lambda item: item[1]))
+
+    def correct(self, tenant: str, by: float) -> None:
+        """What the tenant was charged turned out to be so much too little; nothing where it is forgotten."""
+        if tenant in self._tags:
+            self._tags[tenant] += by
+
+    def served(self, tag: float) -> None:
+        """A request with that tag was served."""
+        self._time = max(self._time, tag)
+
+    def clear(self) -> None:
+        self._time, self._tags = 0.0, {}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request that waits: its ticket, which counts up in the order of arrival, and its tenant with its weight."""
+
+    ticket: int
+    tenant: str
+    weight: int
+
+
+def order(turns: Iterable[Turn], tags: Mapping[str, float], cost: float) -> list[int]:
+    """Tickets in the order in which the requests go, if each costs the same and nobody else comes.
+
+    Args:
+        tags: of every tenant that has a turn.
+        cost: of one request, in the unit of the tags; above 0.
+    """
+    lanes: dict[str, list[Turn]] = {}
+    for turn in sorted(turns, key=lambda t: t.ticket):
+        lanes.setdefault(turn.tenant, []).append(turn)
+    # Where tags are equal, who came first goes first.
+    heap = [(tags[tenant], lane[0].ticket, 0, tenant) for tenant, lane in lanes.items()]
+    heapq.heapify(heap)
+    found: list[int] = []
+    while heap:
+        tag, ticket, place, tenant = heap[0]
+        found.append(ticket)
+        lane = lanes[tenant]
+        if place + 1 < len(lane):
+            tag = after(tag, cost, lane[place].weight)
+            heapq.heapreplace(heap, (tag, lane[place + 1].ticket, place + 1, tenant))
+        else:
+            heapq.heappop(heap)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Waiter:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The pool as it is. `waiters` in the order of their tickets; of a model's waiters only as many need
+    """The pool as it is. `waiters` in the order in which they are to be served; of a model's waiters only as many need
     to be named as it has free executors and one more, of those that want one instance the first.
     `bring` names pinned models that are on no device, `largest` is the model that needs most of those which
     are not pinned."""

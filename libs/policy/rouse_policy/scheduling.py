@@ -1,7 +1,7 @@
 """Who computes where, what is swapped in, and what leaves for it: one decision over a node's devices.
 
 The order of preference is that of Torpor's Algorithm 1 (section 5.3), for each waiting request in the
-order of arrival:
+order of the snapshot, which is that of arrival within a tenant and by shares between tenants (`fairness`):
 
 1. a device that holds the model and is idle, best one that an executor is attached to already;
 2. an idle device with room, then an idle one where enough can be evicted (see `eviction`);
@@ -11,13 +11,13 @@ order of arrival:
 Computing and memory are separate: a device computes one request at a time, but loads while it computes.
 A device keeps room for the largest working memory among its models, so each resident can always run.
 
-**Fairness.** Requests of one model are served in the order of arrival. Between models, a request whose
+**Patience.** Requests of one model are served in their order. Between models, a request whose
 model is resident may run before an older one that needs memory (coalescing), until the older one is
-overdue: it has waited `patience_s`, or a quarter of the time that it has at all. The oldest overdue
-request then holds a device, one where it fits beside pinned weights: nothing that arrived later starts or
+overdue: it has waited `patience_s`, or a quarter of the time that it has at all. The first overdue
+request then holds a device, one where it fits beside pinned weights: nothing whose turn is later starts or
 loads there, so that what executes there ends, everything else may be evicted, and the request's model is
-loaded next. So the oldest request waits for its patience, one execution and one load at most; every request
-becomes the oldest in the end.
+loaded next. So the first request waits for its patience, one execution and one load at most; every request
+becomes the first in the end.
 
 **Pinned models** are brought to a device before any request is served, evicting whatever rests there, and
 one copy of each never leaves. All this only as long as the largest other model still fits on some device
@@ -77,6 +77,8 @@ from rouse_policy.pool import (
 
 # A request with a short deadline becomes overdue after this part of its time.
 PATIENCE_SHARE = 0.25
+# The ticket of what is brought without a request, and its turn.
+BEFORE_ALL = -1
 
 
 def patience_s(waiter: Waiter, settings: Settings) -> float:
@@ -96,7 +98,7 @@ def fits_beside(model: Model, pinned: Sequence[Model], capacity_bytes: int) -> b
 
 
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
-    """Decides for every waiting request in the order of arrival."""
+    """Decides for every waiting request in the order of the snapshot."""
     board = _Board(snapshot, state, settings, now)
     for version in snapshot.bring:
         if version in snapshot.models:
@@ -130,6 +132,7 @@ class _Board:
         self.tickets: dict[str, list[int]] = {}
         for waiter in snapshot.waiters:
             self.tickets.setdefault(waiter.version, []).append(waiter.ticket)
+        self.turns = {w.ticket: turn for turn, w in enumerate(snapshot.waiters)}
         waiting = {w.ticket for w in snapshot.waiters if w.deadline > now}
         self.holds = [h for h in state.holds if h.ticket in waiting and h.device in self.devices]
         self.covered: set[tuple[str, str]] = set()
@@ -172,8 +175,8 @@ class _Board:
         """Loads a pinned model, as a request that came before all others would."""
         if any(model.version in residents for residents in self.on.values()):
             return
-        pin = Waiter(-1, model.version, self.now, float("inf"))
-        claim = eviction.Claim(pin.ticket, model.size_bytes, model.working_bytes, overdue=True)
+        pin = Waiter(BEFORE_ALL, model.version, self.now, float("inf"))
+        claim = eviction.Claim(BEFORE_ALL, model.size_bytes, model.working_bytes, overdue=True)
         plans = []
         for name in self.devices:
             if not self._leaves_room(model, name):
@@ -241,8 +244,12 @@ class _Board:
         has_copy = any(self.on[n][waiter.version].phase is not Phase.STUCK for n in present)
         replica_due = waited >= self.settings.replica_after_s
         claim = eviction.Claim(
-            waiter.ticket, model.size_bytes, model.working_bytes, overdue, may_evict_last=not has_copy or replica_due
-        )
+            self._turn(waiter.ticket),
+            model.size_bytes,
+            model.working_bytes,
+            overdue,
+            may_evict_last=not has_copy or replica_due,
+        )  # fmt: skip
         if not overdue:
             self.wakes.append(waiter.arrived + patience_s(waiter, self.settings))
         if has_copy and not replica_due:
@@ -301,7 +308,7 @@ class _Board:
                 for name, residents in self.on.items()
                 if name != resident.device and (other := residents.get(resident.version)) is not None
             ),
-            first_ticket=min(self.tickets.get(resident.version, ()), default=None),
+            first_turn=next((self._turn(ticket) for ticket in self.tickets.get(resident.version, ())), None),
             pinned=self.pins.get(resident.version) == resident.device,
         )
 
@@ -329,8 +336,13 @@ class _Board:
     # ---- holds ----
 
     def _may_use(self, name: str, waiter: Waiter) -> bool:
-        """Whether no older overdue request holds the device."""
-        return all(hold.device != name or hold.ticket >= waiter.ticket for hold in self.holds)
+        """Whether no overdue request holds the device whose turn is earlier."""
+        turn = self._turn(waiter.ticket)
+        return all(hold.device != name or self._turn(hold.ticket) >= turn for hold in self.holds)
+
+    def _turn(self, ticket: int) -> int:
+        """A request's place in the order in which requests are served."""
+        return self.turns.get(ticket, BEFORE_ALL)
 
     def _hold(self, waiter: Waiter, model: Model) -> None:
         """Claims the device where least stands in the way, unless it claims one already."""

@@ -158,15 +158,16 @@ class Carriers:
 
     def ask(self, queue: VersionQueue, head: Ticket) -> asyncio.Task[None]:
         """Asks for a device, in the trace of the request that is next."""
-        return self._tasks.create_task(self._carry(queue, head.request.request_id), context=head.context.copy())
+        return self._tasks.create_task(self._carry(queue, head), context=head.context.copy())
 
     async def asked_by(self, ticket: Ticket) -> Grant:
         """A lease for the one instance that will do for a request, asked for in its own task. Raises as a turn."""
         request, timeout_s = ticket.request, ticket.deadline - self._clock.monotonic()
         try:
             lease = await self._devices.acquire(
-                request.version_id, request.request_id, timeout_s, timeout_s, ticket.instance_id
-            )
+                request.version_id, request.request_id, timeout_s, timeout_s, ticket.instance_id, ticket.tenant,
+                ticket.weight,
+            )  # fmt: skip
         except RouseError as error:
             if error.reason == "INSTANCE_GONE":
                 raise
@@ -213,13 +214,15 @@ class Carriers:
 
     # ---- The task of an ask --------------------------------------------------------------------
 
-    async def _carry(self, queue: VersionQueue, request_id: str) -> None:
+    async def _carry(self, queue: VersionQueue, head: Ticket) -> None:
         task = asyncio.current_task()
         assert task is not None
         timeout_s = max(0.0, queue.latest - self._clock.monotonic())
         hold_s = timeout_s + min(timeout_s, MAX_HOLD_S)
         try:
-            lease = await self._devices.acquire(queue.version_id, request_id, timeout_s, hold_s)
+            lease = await self._devices.acquire(
+                queue.version_id, head.request.request_id, timeout_s, hold_s, "", head.tenant, head.weight
+            )
         except RouseError as error:
             self._no_device(queue, task, error)
             return

@@ -7,39 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from rouse_node_router.tickets import Ticket
 from rouse_policy import fairness
-from rouse_policy.fairness import Holding
-
-# Tenants that are remembered though they have nothing here; past it those with the smallest lead are forgotten.
-MAX_TAGS = 10_000
-
-
-class Tags:
-    """Virtual time, and the tags of tenants: see rouse_policy.fairness."""
-
-    def __init__(self) -> None:
-        self._time = 0.0
-        self._tags: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._tags)
-
-    def of(self, tenant: str) -> float:
-        """Where the tenant's next request begins if it has had nothing to do until now."""
-        return fairness.begins(self._tags.get(tenant, 0.0), self._time)
-
-    def keep(self, tenant: str, tag: float) -> None:
-        """The tenant has nothing to do for now."""
-        self._tags[tenant] = tag
-        if len(self._tags) > MAX_TAGS:
-            leading = {name: tag for name, tag in self._tags.items() if tag > self._time}
-            self._tags = dict(heapq.nlargest(MAX_TAGS // 2, leading.items(), key=lambda item: item[1]))
-
-    def served(self, tag: float) -> None:
-        """A request with that tag was served."""
-        self._time = max(self._time, tag)
-
-    def clear(self) -> None:
-        self._time, self._tags = 0.0, {}
+from rouse_policy.fairness import Holding, Tags
 
 
 class Lane:

@@ -36,6 +36,8 @@ class _Waiter:
     """Who waits for a lease until `deadline`, and would hold it until `hold_until`; monotonic seconds."""
 
     request_id: str
+    tenant: str
+    weight: int
     deadline: float
     hold_until: float
     lease: asyncio.Future[Lease]
@@ -72,7 +74,14 @@ class Leases:
         self._picky = 0
 
     async def acquire(
-        self, version_id: str, request_id: str, timeout_s: float, hold_s: float, instance_id: str = ""
+        self,
+        version_id: str,
+        request_id: str,
+        timeout_s: float,
+        hold_s: float,
+        instance_id: str = "",
+        tenant: str = "",
+        weight: int = 1,
     ) -> Lease:
         """As Devices.acquire; a lease that was taken over had nothing swapped in for it."""
         line = self._lines.get(version_id)
@@ -80,9 +89,10 @@ class Leases:
             line = self._lines[version_id] = _Line(version_id)
         self._make_way(line, picky=bool(instance_id))
         if instance_id or not self._reuse_s:
-            return await self._own(line, request_id, timeout_s, hold_s, instance_id)
+            return await self._own(line, request_id, timeout_s, hold_s, instance_id, tenant, weight)
         now = self._clock.monotonic()
-        waiter = _Waiter(request_id, now + timeout_s, now + hold_s, asyncio.get_running_loop().create_future())
+        granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(request_id, tenant, weight, now + timeout_s, now + hold_s, granted)
         while line.resting:
             lease = line.resting.pop()
             if self._may_go_on(line, lease) and waiter.deadline <= lease.until:
@@ -132,12 +142,23 @@ class Leases:
 
     # ---- Between requests ----------------------------------------------------------------------
 
-    async def _own(self, line: _Line, request_id: str, timeout_s: float, hold_s: float, instance_id: str) -> Lease:
+    async def _own(
+        self,
+        line: _Line,
+        request_id: str,
+        timeout_s: float,
+        hold_s: float,
+        instance_id: str,
+        tenant: str,
+        weight: int,
+    ) -> Lease:
         """A lease that is nobody else's, before and after."""
         self._picky += 1
         until = self._clock.monotonic() + hold_s
         try:
-            lease = await self._devices.acquire(line.version_id, request_id, timeout_s, hold_s, instance_id)
+            lease = await self._devices.acquire(
+                line.version_id, request_id, timeout_s, hold_s, instance_id, tenant, weight
+            )
             return replace(lease, until=until)
         finally:
             self._picky -= 1
@@ -155,7 +176,9 @@ class Leases:
         now = self._clock.monotonic()
         timeout_s, hold_s = max(0.0, waiter.deadline - now), waiter.hold_until - now
         try:
-            lease = await self._devices.acquire(line.version_id, waiter.request_id, timeout_s, hold_s)
+            lease = await self._devices.acquire(
+                line.version_id, waiter.request_id, timeout_s, hold_s, "", waiter.tenant, waiter.weight
+            )
         except asyncio.CancelledError:
             # By who asks no more than wait, or at the end of everything.
             line.asks.pop(task, None)

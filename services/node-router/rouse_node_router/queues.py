@@ -17,10 +17,10 @@ from rouse_common.statemachine import IllegalTransition
 from rouse_contracts import node
 from rouse_contracts.wire import Buffer
 from rouse_node_router.answers import displaced, refused
-from rouse_node_router.lanes import Tags
 from rouse_node_router.tickets import MOVES, Outcome, Phase, Ticket
 from rouse_node_router.versions import Ask, Row, VersionQueue
 from rouse_policy import batching, fairness, queueing
+from rouse_policy.fairness import Tags
 from rouse_policy.queueing import Action, Head, Load, Snapshot, Verdict
 
 DEFAULT_CAPACITY = 256

@@ -16,7 +16,7 @@ from rouse_common.errors import (
     Unavailable,
 )
 from rouse_contracts import device as contract
-from rouse_testkit.gpu import make_model
+from rouse_testkit.gpu import MadeModel, make_model
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -330,3 +330,29 @@ async def test_dropping_a_version_gives_everything_back_after_what_executes(node
     assert not described.residency
     assert described.host_used_bytes == described.disk_used_bytes == 0
     assert await node.drop(model) == contract.DropVersionResponse()
+
+
+async def test_a_tenant_with_many_functions_does_not_keep_another_one_from_the_devices(node: Node) -> None:
+    await node.start()
+    models = [make_model(name, [100 * KIB]) for name in ("a0", "a1", "a2", "a3", "b")]
+    for model in models:
+        await node.deploy(model)
+        await node.use(model)
+    *flood, late = models
+    held = await node.acquire(flood[0], tenant="flood")
+    granted: list[str] = []
+
+    async def ask(model: MadeModel, tenant: str, weight: int) -> None:
+        lease = await node.acquire(model, tenant=tenant, tenant_weight=weight)
+        granted.append(model.version.spec.name)
+        await node.release(lease)
+
+    async with asyncio.TaskGroup() as tasks:
+        for position, model in enumerate(flood[1:], start=1):
+            tasks.create_task(ask(model, "flood", 1))
+            await node.has_waiting(position)
+        tasks.create_task(ask(late, "late", 1))
+        await node.has_waiting(4)
+        await node.release(held)
+    # All are on the device, and it came last: it goes first, for its tenant had nothing yet.
+    assert granted == ["b", "a1", "a2", "a3"]

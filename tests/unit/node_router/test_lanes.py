@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rouse_contracts import node
-from rouse_node_router import lanes as module
-from rouse_node_router.lanes import Lanes, Tags
+from rouse_node_router.lanes import Lanes
 from rouse_node_router.tickets import Ticket
 from rouse_node_router.versions import VersionQueue
-from rouse_policy import fairness
 
 REQUESTS = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 9), st.integers(1, 4)), max_size=30
@@ -74,15 +71,3 @@ def test_the_last_one_is_the_newest_of_the_lowest_priority() -> None:
     for ticket in (older, newer, urgent):
         lanes.add(ticket)
     assert lanes.last("a") is newer
-
-
-def test_tags_of_tenants_that_are_away_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TAGS", 10)
-    tags = Tags()
-    for number in range(100):
-        tags.keep(f"t{number}", fairness.after(tags.of(f"t{number}"), number, 1))
-        assert len(tags) <= 10
-    # Those with the most to wait for are remembered longest.
-    assert tags.of("t99") == 99
-    tags.served(1000.0)
-    assert tags.of("t99") == tags.of("unknown") == 1000

@@ -60,14 +60,14 @@ def test_working_memory_counts_and_comes_free_with_its_model() -> None:
 
 
 def test_a_model_is_spared_for_an_earlier_request_even_of_an_overdue_claim() -> None:
-    decision = decided([resting("a", 80, first_ticket=3)], Claim(7, 60, 0, overdue=True))
+    decision = decided([resting("a", 80, first_turn=3)], Claim(7, 60, 0, overdue=True))
     assert not decision.fits
     assert not decision.victims
-    assert "came earlier" in decision.reason
+    assert "whose turn is earlier" in decision.reason
 
 
 def test_queued_requests_of_a_resident_run_first_until_the_claim_is_overdue() -> None:
-    candidates = [resting("a", 80, first_ticket=9)]
+    candidates = [resting("a", 80, first_turn=9)]
     assert not decided(candidates, Claim(7, 60, 0)).fits
     overdue = decided(candidates, Claim(7, 60, 0, overdue=True))
     assert leaving(overdue) == ["a"]
@@ -112,7 +112,7 @@ candidates = st.lists(
         last_used_at=st.floats(90, 100),
         gap_s=st.sampled_from([0.1, 10.0, float("inf")]),
         is_copy=st.booleans(),
-        first_ticket=st.none() | st.integers(1, 20),
+        first_turn=st.none() | st.integers(1, 20),
         pinned=st.booleans(),
     ),
     max_size=8,
@@ -130,7 +130,7 @@ def test_what_is_decided_always_fits_and_is_allowed(
     assert decision.fits or not gone
     for candidate in present:
         if candidate.version in gone:
-            assert candidate.first_ticket is None or candidate.first_ticket >= 10
+            assert candidate.first_turn is None or candidate.first_turn >= 10
             assert candidate.is_copy or (last and not candidate.pinned)
     staying = [c for c in present if c.version not in gone]
 

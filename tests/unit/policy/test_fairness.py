@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rouse_policy import fairness
-from rouse_policy.fairness import Holding, ahead, displace
+from rouse_policy.fairness import Holding, Tags, Turn, ahead, displace, order
 
 HOLDINGS = st.dictionaries(st.sampled_from("abcd"), st.builds(Holding, st.integers(1, 60), st.integers(0, 5)))
 
@@ -37,6 +38,55 @@ def test_service_is_by_weight_whatever_a_request_costs(weights: dict[str, int], 
 def test_who_was_away_has_saved_nothing_up() -> None:
     assert fairness.begins(tag=3.0, virtual_time=10.0) == 10.0
     assert fairness.begins(tag=12.0, virtual_time=10.0) == 12.0
+
+
+TURNS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5)), max_size=40)
+
+
+@given(TURNS, st.dictionaries(st.sampled_from("abcd"), st.floats(0, 50), min_size=4), st.floats(0.001, 10))
+def test_turns_keep_to_arrival_within_a_tenant_and_to_shares_between_them(
+    waiting: list[tuple[str, int]], tags: dict[str, float], cost: float
+) -> None:
+    weights = {tenant: max(weight, 1) for tenant, weight in waiting}
+    turns = [Turn(ticket, tenant, weights[tenant]) for ticket, (tenant, _) in enumerate(waiting)]
+    found = order(turns, tags, cost)
+    assert sorted(found) == [turn.ticket for turn in turns]
+    by_ticket = {turn.ticket: turn for turn in turns}
+    left = {tenant: [t.ticket for t in turns if t.tenant == tenant] for tenant in weights}
+    at = {tenant: tags[tenant] for tenant in weights}
+    for ticket in found:
+        tenant = by_ticket[ticket].tenant
+        assert ticket == left[tenant].pop(0)
+        # Nobody who still waits had less.
+        assert all(at[tenant] <= at[other] for other, rest in left.items() if rest)
+        at[tenant] = fairness.after(at[tenant], cost, weights[tenant])
+
+
+def test_among_equals_who_came_first_goes_first() -> None:
+    turns = [Turn(3, "b", 1), Turn(1, "b", 1), Turn(2, "a", 1), Turn(4, "a", 1)]
+    assert order(turns, {"a": 0.0, "b": 0.0}, 1.0) == [1, 2, 3, 4]
+    assert order(turns, {"a": 0.0, "b": 1.5}, 1.0) == [2, 4, 1, 3]
+    assert order([], {}, 1.0) == []
+
+
+def test_tags_of_tenants_that_are_away_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "MAX_TAGS", 10)
+    tags = Tags()
+    for number in range(100):
+        tags.keep(f"t{number}", fairness.after(tags.of(f"t{number}"), number, 1))
+        assert len(tags) <= 10
+    # Those with the most to wait for are remembered longest.
+    assert tags.of("t99") == 99
+    tags.served(1000.0)
+    assert tags.of("t99") == tags.of("unknown") == 1000
+
+
+def test_what_was_charged_too_little_is_made_up_for() -> None:
+    tags = Tags()
+    tags.keep("a", 2.0)
+    tags.correct("a", 1.5)
+    tags.correct("unknown", 1.0)
+    assert (tags.of("a"), tags.of("unknown")) == (3.5, 0.0)
 
 
 def test_priorities_have_a_middle_and_ends() -> None:

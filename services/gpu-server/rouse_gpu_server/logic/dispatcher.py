@@ -108,6 +108,8 @@ class Dispatcher:
             incarnation=waiter.incarnation,
             expires_at=waiter.hold_until + self._margin_s,
             granted_at=now,
+            tenant=waiter.tenant,
+            weight=waiter.weight,
         )
         waiter.reason = grant.reason
         self._pool.claim(lease, f"request {waiter.request_id}: {grant.reason}", now, self._clock.now())

@@ -38,6 +38,8 @@ class Call:
     acquire_id: str = ""
     hold_s: float = 0.0
     instance_id: str = ""
+    tenant: str = ""
+    weight: int = 1
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class Leasing:
             arrived_at=self._clock.now(),
             outcome=asyncio.get_running_loop().create_future(),
             swaps_before=model.swaps_ended if model is not None else 0,
+            tenant=call.tenant,
+            weight=max(1, call.weight),
         )
         self._pool.waiting.add(waiter)
         self._wakeup.kick()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rouse_gpu_server.state.records import Artefact, Device, Executor, Lease, Model, Resident
 from rouse_gpu_server.state.residency import Step, Tier
+from rouse_gpu_server.state.shares import Shares
 from rouse_gpu_server.state.waiting import WaitingList
 from rouse_policy import scheduling
 
@@ -29,6 +30,7 @@ class Pool:
     artefacts: dict[str, Artefact] = field(default_factory=dict)
     executors: dict[str, Executor] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
+    shares: Shares = field(default_factory=Shares)
     # The coordinator has told once which executors there are.
     synced: bool = False
 
@@ -89,6 +91,7 @@ class Pool:
             resident.device.ledger.reserve(lease.model.working_bytes)
             resident.device.lease = lease
             resident.last_used_at = now
+            lease.charged_s = self.shares.granted(lease.tenant, lease.weight)
         lease.model.artefact.last_used_at = now
         lease.executor.lease = lease
 
@@ -107,6 +110,9 @@ class Pool:
             resident.device.lease = None
             resident.machine = resident.machine.after(Step.FINISHED, reason, wall)
             resident.last_used_at = now
+            self.shares.ended(lease.tenant, lease.weight, lease.charged_s, now - lease.granted_at)
+            if not len(self.waiting) and all(device.lease is None for device in self.devices.values()):
+                self.shares.clear()
         assert lease.executor.lease is lease
         lease.executor.lease = None
         self.leases.pop(lease.lease_id, None)
@@ -134,7 +140,7 @@ class Pool:
         counts: dict[str, int] = {}
         for executor in free:
             counts[executor.version_id] = counts.get(executor.version_id, 0) + 1
-        waiters = self.waiting.heads(counts)
+        waiters = self.shares.order(self.waiting.heads(counts))
         residents = [r for d in self.devices.values() for r in d.residents.values()]
         versions = {w.version_id for w in waiters} | {r.model.version_id for r in residents} | set(bring)
         return scheduling.Snapshot(

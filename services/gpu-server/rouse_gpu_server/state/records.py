@@ -261,6 +261,8 @@ class Lease:
         resident: None for models without weights, which take no device.
         acquire_id: the caller's name for the call that it was granted to; may be empty.
         ending: it was given up and its executor is being made idle.
+        tenant, weight: whose request it was granted to, and its share of contended devices.
+        charged_s: what the tenant was charged for it so far.
     """
 
     ticket: int
@@ -272,6 +274,9 @@ class Lease:
     incarnation: str
     expires_at: float
     granted_at: float
+    tenant: str = ""
+    weight: int = 1
+    charged_s: float = 0.0
     lease_id: str = ""
     ending: bool = False
 

@@ -21,6 +21,7 @@ class Waiter:
         hold_until: when its lease ends by itself.
         instance_id: the only instance that will do; empty: any.
         swaps_before: swaps of its model that had ended when it came.
+        tenant, weight: whose it is, and its share of contended devices.
         reason: why it was granted what it was granted.
     """
 
@@ -37,6 +38,8 @@ class Waiter:
     hold_until: float
     instance_id: str = ""
     swaps_before: int = 0
+    tenant: str = ""
+    weight: int = 1
     reason: str = ""
 
 

@@ -74,10 +74,17 @@ class Devices:
         self._releases: set[asyncio.Task[None]] = set()
 
     async def acquire(
-        self, version_id: str, request_id: str, timeout_s: float, hold_s: float, instance_id: str = ""
+        self,
+        version_id: str,
+        request_id: str,
+        timeout_s: float,
+        hold_s: float,
+        instance_id: str = "",
+        tenant: str = "",
+        weight: int = 1,
     ) -> Lease:
         """Waits `timeout_s` at most for a device that holds the version; the lease may be kept for `hold_s`
-        from now on. With an instance only that one will do.
+        from now on. With an instance only that one will do. It counts towards the tenant's share of the devices.
 
         Raises what DeviceService.Acquire documents; Unavailable GPU_SERVER_AWAY where nobody answers,
         GPU_SERVER_LOST where it went away meanwhile. However this ends, cancellation included, a lease that
@@ -92,6 +99,8 @@ class Devices:
             acquire_id=acquire_id,
             hold_s=hold_s,
             instance_id=instance_id,
+            tenant=tenant,
+            tenant_weight=weight,
         )
         try:
             granted = contract.AcquireResponse.FromString(await self._ask(request.SerializeToString(), timeout_s))
