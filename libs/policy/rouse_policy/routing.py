@@ -4,7 +4,8 @@ The cost of a node is what stands before a request, counted in waiting requests:
 the swap that the weights still need. The node with the lowest cost is taken, and equal nodes in turn.
 
 Requests of a sequence belong together: they go to the node that the sequence's name and the node's make the
-highest hash with (rendezvous hashing; Thaler and Ravishankar 1998), so that every gateway finds the same one.
+highest hash with (rendezvous hashing; Thaler and Ravishankar 1998), so that every gateway finds the same one. A
+sequence that is known to be under way on a node goes there and nowhere else, and is lost with the node's instances.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ class Snapshot:
         candidates: nodes with a READY instance of the version.
         in_flight: requests that this gateway has sent to each node and that are not answered yet.
         excluded: nodes that have just turned this very request away.
-    sequence: requests of the same name go to the same node; empty: none.
+        sequence: requests of the same name go to the same node; empty: none.
+        home: the node that the sequence is under way on; empty where it is not known.
     """
 
     candidates: tuple[Candidate, ...]
     in_flight: Mapping[str, int] = field(default_factory=dict)
     excluded: frozenset[str] = frozenset()
     sequence: str = ""
+    home: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,11 @@ class State:
 
 @dataclass(frozen=True)
 class Decision:
-    """The node to send to, None where no node is left, and why."""
+    """The node to send to, None where no node is left, and why; `lost` where none will be."""
 
     node_id: str | None
     reason: str
+    lost: bool = False
 
 
 DEFAULTS = Settings()
@@ -93,6 +97,8 @@ def waiting(candidate: Candidate, snapshot: Snapshot) -> int:
 
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
     """Names the node for one request. `now` does not matter to it."""
+    if snapshot.home:
+        return _at_home(snapshot), state
     if snapshot.sequence:
         left = [c.node_id for c in snapshot.candidates if c.node_id not in snapshot.excluded]
         if left:
@@ -117,6 +123,15 @@ def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> 
         f"{waiting(best, snapshot)} waiting, cost {best_cost:g}"
     )
     return Decision(best.node_id, reason), State(state.turn + 1)
+
+
+def _at_home(snapshot: Snapshot) -> Decision:
+    home = snapshot.home
+    if all(candidate.node_id != home for candidate in snapshot.candidates):
+        return Decision(None, f"{home}, where it is under way, has no instance any more", lost=True)
+    if home in snapshot.excluded:
+        return Decision(None, f"{home}, where its sequence is under way, turned the request away")
+    return Decision(home, f"{home}, where its sequence is under way")
 
 
 def _affinity(sequence: str, node_id: str) -> bytes:

@@ -27,9 +27,10 @@ from rouse_common.errors import (
 from rouse_contracts import node
 from rouse_contracts.functions import RequestOptions, Timings
 from rouse_contracts.wire import Buffer, split_bytes
-from rouse_gateway import metrics, wire
+from rouse_gateway import metrics, sequences, wire
 from rouse_gateway.adapters.nodes import Nodes, NotExecuted
 from rouse_gateway.checks import check_request, count_rows
+from rouse_gateway.sequences import Bond, Sequences
 from rouse_gateway.state import Routes, Version
 from rouse_gateway.wakes import Wakes
 from rouse_gateway.wire import TensorView
@@ -93,6 +94,7 @@ class _Trip:
     started: float
     deadline: float
     sequence: str = ""
+    bond: Bond | None = None
     held_s: float = 0.0
     attempts: int = 0
     pause_s: float = FIRST_PAUSE_S
@@ -137,6 +139,7 @@ class Dispatcher:
         self._admission = admission.State()
         self._routing_settings = routing.Settings()
         self._routing = routing.State()
+        self._sequences = Sequences(clock)
         self._held = 0
 
     async def infer(self, call: Call) -> Answer:
@@ -218,7 +221,8 @@ class Dispatcher:
         self._count_arrival(version.function)
         if not version.active:
             self._count_arrival(f"{version.function}{VERSION_MARK}{version.version_id}")
-        return _Trip(version, request_id, rows, started, started + call.timeout_s, sequence)
+        bond = self._sequences.bond(version.function, version.version_id, call.tenant, call.options)
+        return _Trip(version, request_id, rows, started, started + call.timeout_s, sequence, bond)
 
     def _next_timeout_s(self, trip: _Trip) -> float:
         """Seconds that the next attempt has; counts it."""
@@ -236,9 +240,12 @@ class Dispatcher:
                 self._nodes.in_flight(version.candidates, table.addresses),
                 frozenset(trip.excluded),
                 trip.sequence,
+                trip.bond.home if trip.bond is not None else "",
             )
             now = self._clock.monotonic()
             choice, self._routing = routing.decide(snapshot, self._routing, self._routing_settings, now)
+            if choice.lost and trip.bond is not None:
+                raise sequences.lost(trip.bond, choice.reason)
             node_id = choice.node_id
             verdict, self._admission = admission.decide(
                 admission.Snapshot(trip.deadline - now, node_id is not None, self._held),
@@ -249,6 +256,8 @@ class Dispatcher:
             self._refuse(trip, verdict)
             if node_id is not None:
                 self._note_route(trip, version, node_id, choice.reason)
+                if trip.bond is not None:
+                    self._sequences.sent(trip.bond, node_id)
                 return node_id, table.addresses[node_id]
             await self._hold(trip, version, verdict.reason)
 
@@ -347,6 +356,8 @@ class Dispatcher:
 
     def _explained(self, error: RouseError, trip: _Trip, node_id: str) -> RouseError:
         """The node's error with the names of function and node."""
+        if trip.bond is not None:
+            error = self._sequences.explained(trip.bond, error)
         # Without any name in it, it is the link's own: the deadline passed before the node said anything.
         unsaid = isinstance(error, DeadlineExceeded) and not error.metadata
         error.metadata.setdefault("function", trip.version.function)
@@ -375,6 +386,8 @@ class Dispatcher:
                 function=trip.version.function,
                 node=node_id,
             ) from None
+        if trip.bond is not None:
+            self._sequences.answered(trip.bond)
         timings = response.timings
         timings.held_ms = trip.held_s * 1000
         timings.total_ms = (self._clock.monotonic() - trip.started) * 1000

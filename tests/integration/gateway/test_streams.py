@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from rouse_common.errors import InvalidArgument
 from rouse_contracts import functions, inference, node
 from rouse_testkit.doubles_gateway import echo
 from rouse_testkit.front import Front, eventually, floats, fp32, refused
@@ -152,6 +153,61 @@ async def test_requests_of_a_sequence_all_go_to_one_node(front: Front) -> None:
     seen = [{r.options.sequence.id for r in double.requests} for double in nodes]
     assert not seen[0] & seen[1], "a sequence was served by two nodes"
     assert all(seen), "all sequences went to one node"
+
+
+async def test_a_sequence_stays_where_it_started_and_is_lost_with_its_node(front: Front) -> None:
+    async def say(name: int, *, start: bool = False) -> None:
+        said = request(front, 1.0)
+        said.parameters["sequence_id"].int64_param = name
+        said.parameters["sequence_start"].bool_param = start
+        await front.models.ModelInfer(said, timeout=WAIT_S)
+
+    front.control.add_function("f", nodes=["n0"])
+    await front.publish()
+    names = range(1, 13)
+    for name in names:
+        await say(name, start=True)
+    await front.control.add_node("n1")
+    front.control.set_ready("f", "n1")
+    await front.publish()
+    for name in names:
+        await say(name)
+    assert not front.control.nodes["n1"].requests, "another node knows nothing of what n0 was told"
+    instances = front.control.functions["f"].instances
+    instances[:] = [found for found in instances if found[1] != "n0"]
+    await front.publish()
+    for _ in range(2):
+        code, details, message = await refused(say(1))
+        assert (code, details.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_LOST")
+        assert "start the sequence again" in message
+    await say(1, start=True)
+    await say(1)
+    assert len(front.control.nodes["n1"].requests) == 2
+
+
+async def test_a_node_that_was_restarted_has_lost_its_sequences(front: Front) -> None:
+    front.control.add_function("f", nodes=["n0"])
+    await front.publish()
+
+    def said(*, start: bool) -> inference.ModelInferRequest:
+        made = request(front, 1.0)
+        made.parameters["sequence_id"].string_param = "s"
+        made.parameters["sequence_start"].bool_param = start
+        return made
+
+    async def unknown(given: node.InferRequest) -> node.InferResponse:
+        raise InvalidArgument("SEQUENCE_NOT_STARTED", "it was not started here", sequence="s")
+
+    first = front.node.behaviour
+    front.node.behaviour = unknown
+    # It was never started: the node is right.
+    code, details, _ = await refused(front.models.ModelInfer(said(start=False), timeout=WAIT_S))
+    assert (code, details.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "SEQUENCE_NOT_STARTED")
+    front.node.behaviour = first
+    await front.models.ModelInfer(said(start=True), timeout=WAIT_S)
+    front.node.behaviour = unknown
+    code, details, _ = await refused(front.models.ModelInfer(said(start=False), timeout=WAIT_S))
+    assert (code, details.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_LOST")
 
 
 async def never(given: node.InferRequest) -> node.InferResponse:

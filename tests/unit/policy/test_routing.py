@@ -111,6 +111,16 @@ def test_requests_of_a_sequence_find_the_same_node_whatever_else_changes(
     assert choose(*stays, sequence=sequence).node_id == decision.node_id
 
 
+@given(snapshots, st.sampled_from([f"n{number}" for number in range(30)]), states)
+def test_a_sequence_under_way_goes_home_or_nowhere(snapshot: Snapshot, home: str, state: State) -> None:
+    decision, after = decide(replace(snapshot, sequence="s", home=home), state, DEFAULTS, 0.0)
+    assert after == state
+    there = home in {c.node_id for c in snapshot.candidates}
+    assert decision.lost == (not there)
+    assert decision.node_id == (home if there and home not in snapshot.excluded else None)
+    assert home in decision.reason
+
+
 def test_sequences_are_spread_over_the_nodes() -> None:
     nodes = [Candidate(f"n{number}", "HOST", 0) for number in range(4)]
     taken = {choose(*nodes, sequence=str(number)).node_id for number in range(100)}
