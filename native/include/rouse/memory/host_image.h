@@ -1,0 +1,32 @@
+// A model's host copy: a file on a tmpfs, laid out as on the device, that outlives executors and gpu-server.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "rouse/base/status.h"
+
+namespace rouse::memory {
+
+// A read-only mapping. The file is written whole before it gets its name and is never changed or cut afterwards; it may
+// be removed while it is mapped.
+class HostImage {
+ public:
+  // kNotFound; kInvalid: no regular file, or an empty one; kMismatch: not of `expected_bytes` (0: any size).
+  // All pages are mapped at once, so that copying takes no faults.
+  static Result<std::unique_ptr<HostImage>> open(const std::string& path, uint64_t expected_bytes = 0);
+  ~HostImage();
+  HostImage(const HostImage&) = delete;
+  HostImage& operator=(const HostImage&) = delete;
+
+  const void* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  HostImage(void* data, uint64_t bytes) : data_(data), bytes_(bytes) {}
+  void* const data_;
+  const uint64_t bytes_;
+};
+
+}  // namespace rouse::memory
