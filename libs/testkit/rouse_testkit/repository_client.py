@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -119,6 +119,24 @@ class RepositoryClient:
             self.stub.ListArtefacts, repository.ListArtefactsRequest()
         )
         return answer
+
+    async def put_state(self, state: repository.State, data: bytes | None) -> repository.State:
+        """Uploads the bytes of a state, unless there are none to upload, and records it."""
+        if data is not None:
+            await self.put(data)
+        answer = await self._call(self.stub.PutState, repository.PutStateRequest(state=state))
+        kept: repository.State = answer.state
+        return kept
+
+    async def states(self, artefact: str, **made_with: Any) -> Sequence[repository.State]:
+        """What of an artefact holds for these fields of MadeWith."""
+        request = repository.ListStatesRequest(artefact_digest=artefact, made_with=repository.MadeWith(**made_with))
+        return tuple((await self._call(self.stub.ListStates, request)).states)
+
+    async def delete_states(self, artefact: str, **made_with: Any) -> int:
+        request = repository.DeleteStatesRequest(artefact_digest=artefact, made_with=repository.MadeWith(**made_with))
+        freed: int = (await self._call(self.stub.DeleteStates, request)).freed_bytes
+        return freed
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

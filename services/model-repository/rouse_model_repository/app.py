@@ -21,6 +21,7 @@ from rouse_model_repository.inspector import Inspector
 from rouse_model_repository.library import Library
 from rouse_model_repository.service import RepositoryService
 from rouse_model_repository.state import Index
+from rouse_model_repository.states import States
 from rouse_model_repository.uploads import Uploads
 
 LOG = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class ModelRepositoryApp:
                 config.listen, max_message_bytes=config.max_message_mib << 20, max_concurrent=MAX_CALLS, tls=config.tls
             )  # fmt: skip
             following = Following(bus, "the bucket", library.load, server.set_serving)
-            handlers = RepositoryService(library, uploads, bucket, lambda: following.holds)
+            states = States(index, library, clock)
+            handlers = RepositoryService(library, states, uploads, bucket, lambda: following.holds)
             server.add(service.register, handlers, repository.DESCRIPTOR)
             await server.start()
             async with asyncio.TaskGroup() as tasks:

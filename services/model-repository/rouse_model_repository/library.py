@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rouse_common.clock import Clock
 from rouse_common.errors import FailedPrecondition, InvalidArgument, NotFound, RouseError
 from rouse_common.locks import KeyedLocks
 from rouse_contracts.functions import ArtefactFile
-from rouse_contracts.repository import Artefact
+from rouse_contracts.repository import Artefact, State
 from rouse_model_repository import metrics
 from rouse_model_repository.adapters.bucket import Bucket, artefact_not_found
 from rouse_model_repository.inspection import paths, pickles
@@ -45,13 +45,21 @@ class Library:
         """Reads what the bucket holds, at start and whenever NATS is back."""
         await self._bucket.prepare()
         self._index.begin_listing()
-        blobs, artefacts = await self._bucket.list()
-        self._index.finish_listing(blobs, artefacts, self._clock.now())
+        blobs, artefacts, states = await self._bucket.list()
+        self._index.finish_listing(blobs, artefacts, self._clock.now(), states)
+        await self._drop_orphans(states)
         self._stale = False
         for artefact in self._index.artefacts.values():
             if missing := self._index.missing_of(artefact):
                 LOG.error("artefact %s lacks %d of its blobs, as %s", artefact.digest, len(missing), missing[0])
         LOG.info("holds artefacts=%d blobs=%d", len(self._index.artefacts), len(self._index.blobs))
+
+    async def _drop_orphans(self, states: Iterable[str]) -> None:
+        """Deletes records of states whose artefact is gone: its deletion was cut short."""
+        async with self._writing:
+            for artefact in states:
+                if artefact not in self._index.artefacts:
+                    await self._bucket.put_states(artefact, ())
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Which blobs are not here. Those that are wait for their commit. Raises InvalidArgument BAD_DIGEST."""
@@ -131,11 +139,26 @@ class Library:
         async with self._writing:
             if digest not in self._index.artefacts:
                 return 0
+            if self._index.states_of(digest):
+                await self._bucket.put_states(digest, ())
             await self._bucket.delete_record(digest)
             free = self._index.forget(digest)
         freed = await self._drop(free)
         LOG.info("deleted artefact digest=%s blobs=%d freed_mib=%.1f", digest, len(free), freed / 2**20)
         return freed
+
+    async def change_states(self, artefact: str, change: Callable[[tuple[State, ...]], Sequence[State]]) -> int:
+        """Replaces the states of an artefact by what `change` makes of them; returns the bytes of blobs that went.
+
+        Raises NotFound ARTEFACT_NOT_FOUND, ResourceExhausted DISK_FULL, and what `change` raises.
+        """
+        async with self._writing:
+            if paths.check_digest(artefact) not in self._index.artefacts:
+                raise artefact_not_found(artefact)
+            wanted = change(self._index.states_of(artefact))
+            await self._bucket.put_states(artefact, wanted)
+            free = self._index.set_states(artefact, wanted)
+        return await self._drop(free)
 
     async def collect(self) -> None:
         """Deletes blobs that were uploaded and never became part of an artefact; for a loop to call."""

@@ -14,6 +14,7 @@ from rouse_model_repository import metrics
 from rouse_model_repository.adapters.bucket import Bucket, blob_not_found
 from rouse_model_repository.inspection.paths import check_digest
 from rouse_model_repository.library import Library
+from rouse_model_repository.states import States
 from rouse_model_repository.uploads import Uploads
 
 MESSAGE_BYTES = 1 << 20
@@ -23,8 +24,11 @@ register = repository.add_RepositoryServiceServicer_to_server
 class RepositoryService(RepositoryServiceServicer):
     """Answers UNAVAILABLE BUS_DOWN while `loaded` says that the index is not true to the bucket."""
 
-    def __init__(self, library: Library, uploads: Uploads, bucket: Bucket, loaded: Callable[[], bool]) -> None:
-        self._library, self._uploads, self._bucket, self._loaded = library, uploads, bucket, loaded
+    def __init__(
+        self, library: Library, states: States, uploads: Uploads, bucket: Bucket, loaded: Callable[[], bool]
+    ) -> None:
+        self._library, self._states, self._uploads = library, states, uploads
+        self._bucket, self._loaded = bucket, loaded
 
     def _require_loaded(self) -> None:
         if not self._loaded():
@@ -85,6 +89,26 @@ class RepositoryService(RepositoryServiceServicer):
         self._require_loaded()
         stored = await self._library.stored_bytes()
         return repository.ListArtefactsResponse(artefacts=self._library.list(), stored_bytes=stored)
+
+    async def PutState(
+        self, request: repository.PutStateRequest, context: ServicerContext
+    ) -> repository.PutStateResponse:
+        self._require_loaded()
+        return repository.PutStateResponse(state=await self._states.put(request.state))
+
+    async def ListStates(
+        self, request: repository.ListStatesRequest, context: ServicerContext
+    ) -> repository.ListStatesResponse:
+        self._require_loaded()
+        found = self._states.list(request.artefact_digest, request.made_with)
+        return repository.ListStatesResponse(states=found)
+
+    async def DeleteStates(
+        self, request: repository.DeleteStatesRequest, context: ServicerContext
+    ) -> repository.DeleteStatesResponse:
+        self._require_loaded()
+        freed = await self._states.delete(request.artefact_digest, request.made_with)
+        return repository.DeleteStatesResponse(freed_bytes=freed)
 
 
 def _message(waiting: bytearray) -> repository.GetBlobResponse:

@@ -6,12 +6,14 @@ not needed, leaves a claim on it, which the commit of its artefact takes back, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rouse_contracts.repository import Artefact
+from rouse_contracts.repository import Artefact, State
 from rouse_model_repository import metrics
+
+STATES = "states/"
 
 
 @dataclass
@@ -20,7 +22,7 @@ class Blob:
 
     Args:
         pickle: why it is taken for a pickle, in words; empty where it is not.
-        named_by: digests of the artefacts that it is part of.
+        named_by: digests of the artefacts that it is part of; after STATES, of those that it is a state of.
         claims: uploads and answers that count on it until a commit, the last at `claimed_at` (seconds).
         pins: commits at work on it.
     """
@@ -45,6 +47,8 @@ class Index:
         self.blobs: dict[str, Blob] = {}
         # Without the tensors of their layouts.
         self.artefacts: dict[str, Artefact] = {}
+        # By artefact, oldest first.
+        self._states: dict[str, tuple[State, ...]] = {}
         # Digests that changed while the bucket was being listed; None at other times.
         self._changed: set[str] | None = None
 
@@ -89,14 +93,43 @@ class Index:
             blob.claims = max(0, blob.claims - 1)
         self._change(artefact.digest)
 
+    def states_of(self, artefact: str) -> tuple[State, ...]:
+        """The materialised states of an artefact, oldest first."""
+        return self._states.get(artefact, ())
+
+    def set_states(self, artefact: str, states: Sequence[State]) -> list[Blob]:
+        """Replaces the states of an artefact as they were just stored; takes back a claim on each that is new.
+        Returns the blobs that may go."""
+        before = self.states_of(artefact)
+        for state in states:
+            if state not in before and (blob := self.blobs.get(state.digest)) is not None:
+                blob.claims = max(0, blob.claims - 1)
+        self._name_states(artefact, states)
+        self._change(STATES + artefact)
+        named = {state.digest for state in states}
+        gone = [self.blobs[state.digest] for state in before if state.digest in self.blobs.keys() - named]
+        for blob in gone:
+            blob.named_by.discard(STATES + artefact)
+        return [blob for blob in gone if blob.droppable]
+
+    def _name_states(self, artefact: str, states: Sequence[State]) -> None:
+        """Takes over states, but for those without a blob."""
+        self._states.pop(artefact, None)
+        kept = tuple(state for state in states if state.digest in self.blobs)
+        for state in kept:
+            self.blobs[state.digest].named_by.add(STATES + artefact)
+        if kept:
+            self._states[artefact] = kept
+
     def forget(self, artefact: str) -> list[Blob]:
-        """Removes an artefact; returns the blobs that may go with it."""
+        """Removes an artefact with its states; returns the blobs that may go with it."""
+        freed = {blob.digest: blob for blob in self.set_states(artefact, ())}
         known = self.artefacts.pop(artefact)
         self._change(artefact)
         blobs = self._blobs_of(known)
         for blob in blobs:
             blob.named_by.discard(artefact)
-        return [blob for blob in blobs if blob.droppable]
+        return list((freed | {blob.digest: blob for blob in blobs if blob.droppable}).values())
 
     def expired(self, now: float, after_s: float) -> list[Blob]:
         """Blobs that no artefact came to name in time. Lets go of claims that are too old."""
@@ -111,8 +144,15 @@ class Index:
         """What changes from now on is not overwritten by the listing."""
         self._changed = set()
 
-    def finish_listing(self, blobs: Iterable[Blob], artefacts: Iterable[Artefact], now: float) -> None:
-        """Takes over what the bucket has. A blob that nothing names gets a claim, as its commit may be on its way."""
+    def finish_listing(
+        self,
+        blobs: Iterable[Blob],
+        artefacts: Iterable[Artefact],
+        now: float,
+        states: Mapping[str, Sequence[State]] | None = None,
+    ) -> None:
+        """Takes over what the bucket has. A blob that nothing names gets a claim, as its commit may be on its way.
+        States without artefact or blob are left out."""
         changed, self._changed = self._changed or set(), None
         before, was = self.blobs, self.artefacts
         self.blobs = {blob.digest: before.get(blob.digest, blob) for blob in blobs if blob.digest not in changed}
@@ -126,10 +166,18 @@ class Index:
         for artefact in list(self.artefacts.values()):
             for blob in self._blobs_of(artefact):
                 blob.named_by.add(artefact.digest)
+        self._list_states(states or {}, changed)
         for blob in self.blobs.values():
             if blob.droppable:
                 self.claim(blob.digest, now)
         self.show()
+
+    def _list_states(self, states: Mapping[str, Sequence[State]], changed: set[str]) -> None:
+        found = {digest: listed for digest, listed in states.items() if STATES + digest not in changed}
+        found |= {digest: kept for digest, kept in self._states.items() if STATES + digest in changed}
+        self._states = {}
+        for digest in found.keys() & self.artefacts.keys():
+            self._name_states(digest, found[digest])
 
     def missing_of(self, artefact: Artefact) -> list[str]:
         """Digests that an artefact names and the bucket has not."""

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from rouse_contracts.functions import ArtefactFile
-from rouse_contracts.repository import Artefact
-from rouse_model_repository.state import Blob, Index
+from rouse_contracts.repository import Artefact, State
+from rouse_model_repository.state import STATES, Blob, Index
 
 BLOBS = [f"blob-{n}" for n in range(5)]
 
@@ -50,6 +50,18 @@ class Deploys(RuleBasedStateMachine):
             assert not any(blob.droppable for blob in map(self.index.blobs.get, blobs) if blob)
             self.index.record(artefact(blobs))
 
+    @rule(data=st.data(), blob=st.sampled_from(BLOBS))
+    def record_state(self, data: st.DataObject, blob: str) -> None:
+        """One of at most two states an artefact, of bytes that may be a file as well."""
+        if self.index.artefacts:
+            chosen = data.draw(st.sampled_from(sorted(self.index.artefacts)))
+            if not self.index.claim(blob, self.now):
+                self.index.add_blob(blob, 1, "")
+                assert self.index.claim(blob, self.now)
+            kept = [*self.index.states_of(chosen), State(artefact_digest=chosen, digest=blob)][-2:]
+            for freed in self.index.set_states(chosen, kept):
+                self.index.drop_blob(freed.digest)
+
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         if self.index.artefacts:
@@ -67,8 +79,10 @@ class Deploys(RuleBasedStateMachine):
     def list_again(self) -> None:
         blobs = [Blob(blob.digest, blob.size_bytes) for blob in self.index.blobs.values()]
         artefacts = list(self.index.artefacts.values())
+        states = {known: self.index.states_of(known) for known in self.index.artefacts}
         self.index.begin_listing()
-        self.index.finish_listing(blobs, artefacts, self.now)
+        self.index.finish_listing(blobs, artefacts, self.now, states)
+        assert {known: self.index.states_of(known) for known in self.index.artefacts} == states
 
     @invariant()
     def artefacts_have_their_blobs(self) -> None:
@@ -76,6 +90,13 @@ class Deploys(RuleBasedStateMachine):
             assert self.index.missing_of(known) == []
             for file in known.files:
                 assert known.digest in self.index.blobs[file.digest].named_by
+            for state in self.index.states_of(known.digest):
+                assert STATES + known.digest in self.index.blobs[state.digest].named_by
+
+    @invariant()
+    def nothing_names_a_blob_but_what_there_is(self) -> None:
+        there = set(self.index.artefacts) | {STATES + digest for digest in self.index.artefacts}
+        assert all(blob.named_by <= there for blob in self.index.blobs.values())
 
 
 TestDeploys = Deploys.TestCase

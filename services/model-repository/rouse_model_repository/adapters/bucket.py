@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -13,14 +13,15 @@ from google.protobuf.message import DecodeError
 from rouse_bus import Bus
 from rouse_bus.objects import ObjectInfo, ObjectStore
 from rouse_common.errors import DataLoss, NotFound, ResourceExhausted
-from rouse_contracts.repository import Artefact
+from rouse_contracts.repository import Artefact, ListStatesResponse, State
 from rouse_model_repository.state import Blob
 
 LOG = logging.getLogger(__name__)
 BUCKET = "artefacts"
-BLOBS, RECORDS = "blobs/", "records/"
+BLOBS, RECORDS, STATES = "blobs/", "records/", "states/"
 PICKLE = "pickle"
 MAX_RECORD_BYTES = 256 << 20
+MAX_STATES_BYTES = 4 << 20
 PARALLEL_READS = 16
 
 
@@ -79,8 +80,30 @@ class Bucket:
     async def delete_record(self, digest: str) -> None:
         await self._objects.delete(RECORDS + digest)
 
-    async def list(self) -> tuple[list[Blob], list[Artefact]]:
-        """All blobs, and all artefacts without the tensors of their layouts."""
+    async def put_states(self, artefact: str, states: Sequence[State]) -> None:
+        """Records all states of an artefact. Raises ResourceExhausted DISK_FULL."""
+        if not states:
+            await self._objects.delete(STATES + artefact)
+            return
+        try:
+            await self._objects.put(STATES + artefact, ListStatesResponse(states=states).SerializeToString())
+        except ResourceExhausted as error:
+            raise _full(error) from None
+
+    async def get_states(self, artefact: str) -> Sequence[State]:
+        """The states of an artefact as they were recorded; none where what was recorded cannot be read."""
+        try:
+            data = await self._objects.get(STATES + artefact, limit=MAX_STATES_BYTES)
+            return ListStatesResponse.FromString(data).states
+        except NotFound:
+            return ()  # deleted since it was listed
+        except (DataLoss, DecodeError) as error:
+            # States can be made anew; the artefact cannot.
+            LOG.error("the states of artefact %s cannot be read and are forgotten: %s", artefact, error)
+            return ()
+
+    async def list(self) -> tuple[list[Blob], list[Artefact], dict[str, Sequence[State]]]:
+        """All blobs, all artefacts without the tensors of their layouts, and the states of each."""
         infos = await self._objects.list()
         blobs = [_blob(info) for info in infos if info.name.startswith(BLOBS)]
         gate = asyncio.Semaphore(PARALLEL_READS)
@@ -94,12 +117,19 @@ class Bucket:
             artefact.layout.ClearField("tensors")
             return artefact
 
+        async def load_states(artefact: str) -> Sequence[State]:
+            async with gate:
+                return await self.get_states(artefact)
+
+        with_states = [info.name.removeprefix(STATES) for info in infos if info.name.startswith(STATES)]
         try:
             async with asyncio.TaskGroup() as tasks:
                 loads = [tasks.create_task(load(info)) for info in infos if info.name.startswith(RECORDS)]
+                states = {digest: tasks.create_task(load_states(digest)) for digest in with_states}
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
-        return blobs, [artefact for task in loads if (artefact := task.result()) is not None]
+        artefacts = [artefact for task in loads if (artefact := task.result()) is not None]
+        return blobs, artefacts, {digest: task.result() for digest, task in states.items()}
 
     async def size(self) -> int:
         """Bytes that the bucket takes in NATS."""
