@@ -24,7 +24,12 @@ class ByteWriter {
     static_assert(std::is_integral_v<T>);
     bytes(std::as_bytes(std::span(&value, 1)));
   }
-  void bytes(std::span<const std::byte> data) { out_.insert(out_.end(), data.begin(), data.end()); }
+  void bytes(std::span<const std::byte> data) {
+    if (data.empty()) return;
+    const std::size_t at = out_.size();
+    out_.resize(at + data.size());
+    std::memcpy(out_.data() + at, data.data(), data.size());
+  }
   // A length of 32 bits, then as much.
   void string(std::string_view text) {
     number(static_cast<std::uint32_t>(text.size()));
