@@ -50,5 +50,6 @@ def build(root: Path, python: Path, cxx: str, run: Callable[[list[str]], None]) 
     run([
         str(tools / "cmake"), "-S", str(root / "native"), "--preset", "host", f"-DCMAKE_CXX_COMPILER={cxx}",
         f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DPython3_EXECUTABLE={python}",
+        f"-DROUSE_WERROR={'ON' if os.environ.get('ROUSE_WERROR') else 'OFF'}",
     ])  # fmt: skip
     run([str(tools / "cmake"), "--build", str(root / "native/build/host"), "--parallel", str(jobs())])
