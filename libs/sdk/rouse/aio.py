@@ -10,11 +10,12 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
-from rouse import convert, tensors
+from rouse import convert, inferring, tensors
 from rouse.access import AsyncAccess
 from rouse.address import Gateway, locate
 from rouse.deploying import Deploy, Overrides, Steps
-from rouse.errors import Internal, InvalidArgument, NotFound, Unavailable, about
+from rouse.errors import InvalidArgument, NotFound, Unavailable, about
+from rouse.inferring import Asked, Parameter
 from rouse.keys import find_key
 from rouse.package import Package, read_package
 from rouse.transport import LoopTransport, Transport
@@ -33,8 +34,6 @@ from rouse.types import (
     UsageRow,
 )
 from rouse_contracts import functions as contract
-from rouse_contracts.arrays import to_array
-from rouse_contracts.tensors import TensorError
 
 READ_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.1
@@ -62,7 +61,8 @@ class AsyncClient:
         api_key: shown with every call. None: ROUSE_API_KEY, else that of the running embedded mesh.
 
     Every method raises RouseError, with `reason` for programs and `hint` for people. Reads are tried
-    again where the mesh is unavailable for a moment; nothing that changes or computes is.
+    again where the mesh is unavailable for a moment, and so is what carries an idempotency key; nothing else that
+    changes or computes is.
     """
 
     def __init__(
@@ -143,6 +143,12 @@ class AsyncClient:
         *,
         version: int | None = None,
         request_id: str = "",
+        idempotency_key: str = "",
+        priority: int = 0,
+        sequence_id: str | int | None = None,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        parameters: Mapping[str, Parameter] | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Calls a function once, waking it where it sleeps.
@@ -152,37 +158,64 @@ class AsyncClient:
                 take the datatype that the function's signature says.
             outputs: names of the outputs wanted; None is all.
             version: number of a version; None is the active one, or one by the shares of the traffic.
-            timeout: seconds, a wake-up included.
+            request_id: echoed in the result, and the idempotency key where none is given.
+            idempotency_key: requests with the same key run once, and get one answer; so this one is tried again
+                where the mesh is unavailable, up to three times in all.
+            priority: 1 is the highest, 9 the lowest; 0 stands for 5.
+            sequence_id: names a sequence of requests, which one instance serves in their order; the first says
+                `sequence_start`, the last `sequence_end`.
+            parameters: given to the function beside its inputs.
+            timeout: seconds, a wake-up included; the mesh gives the request up then, too.
         """
+        asked = Asked(
+            version, request_id, idempotency_key, priority, sequence_id, sequence_start, sequence_end, parameters or {}
+        )
+        ends = time.monotonic() + self._seconds(timeout)
         with about(function):
-            return await self._infer(function, inputs, outputs, version, request_id, self._seconds(timeout))
+            request = await self._request(function, inputs, outputs, asked, ends)
+            try:
+                if idempotency_key:
+                    response = await self._read("Infer", request, self._left(ends))
+                else:
+                    response = await self._transport.unary("Infer", request, self._left(ends))
+            except InvalidArgument:
+                # The signature may be another one by now.
+                self._signatures.pop(function, None)
+                raise
+        return inferring.result(response)
 
-    async def _infer(
+    async def stream(
         self,
         function: str,
         inputs: Mapping[str, Any],
-        outputs: Sequence[str] | None,
-        version: int | None,
-        request_id: str,
-        timeout_s: float,
-    ) -> Result:
-        ends = time.monotonic() + timeout_s
+        outputs: Sequence[str] | None = None,
+        *,
+        version: int | None = None,
+        request_id: str = "",
+        priority: int = 0,
+        sequence_id: str | int | None = None,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Result, None]:
+        """Calls a function once and yields its responses as they come: any number of a decoupled function, one of
+        any other. Closing the generator ends the request. Arguments as for `infer`; `timeout` is for all of them."""
+        asked = Asked(version, request_id, "", priority, sequence_id, sequence_start, sequence_end, parameters or {})
+        ends = time.monotonic() + self._seconds(timeout)
+        with about(function):
+            request = await self._request(function, inputs, outputs, asked, ends)
+            streamed = contract.InferStreamRequest(request=request)
+            async with aclosing(self._transport.stream("InferStream", streamed, self._left(ends))) as responses:
+                async for response in responses:
+                    yield inferring.result(response.response)
+
+    async def _request(
+        self, function: str, inputs: Mapping[str, Any], outputs: Sequence[str] | None, asked: Asked, ends: float
+    ) -> contract.InferRequest:
         plain = [name for name, value in inputs.items() if not tensors.has_dtype(value)]
         specs = await self._signature(function, self._left(ends)) if plain else {}
-        request = contract.InferRequest(
-            function=function,
-            version=str(version) if version is not None else "",
-            request_id=request_id,
-            inputs=tensors.encode_all(inputs, specs),
-            output_names=list(outputs or ()),
-        )
-        try:
-            response = await self._transport.unary("Infer", request, self._left(ends))
-        except InvalidArgument:
-            # The signature may be another one by now.
-            self._signatures.pop(function, None)
-            raise
-        return _result(response)
+        return inferring.message(function, tensors.encode_all(inputs, specs), outputs, asked)
 
     async def functions(self, *, timeout: float | None = None) -> list[Function]:
         """All functions in the order of their names."""
@@ -302,7 +335,7 @@ class AsyncClient:
         return convert.status(await self._read("GetStatus", contract.GetStatusRequest(), timeout))
 
     async def _read(self, method: str, request: Any, timeout: float | None) -> Any:
-        """A call that changes nothing, tried again where the mesh is unavailable."""
+        """A call that may be repeated, tried again where the mesh is unavailable."""
         ends = time.monotonic() + self._seconds(timeout)
         pause = FIRST_PAUSE_S
         for attempt in range(1, READ_ATTEMPTS + 1):
@@ -331,27 +364,6 @@ class AsyncClient:
     @staticmethod
     def _left(ends: float) -> float:
         return max(0.001, ends - time.monotonic())
-
-
-def _result(response: contract.InferResponse) -> Result:
-    try:
-        outputs = {tensor.name: to_array(tensor) for tensor in response.outputs}
-    except TensorError as error:
-        raise Internal(
-            f"the mesh answered with a damaged tensor: {error}",
-            reason="BAD_OUTPUT",
-            metadata={"function": response.function, "trace_id": response.trace_id},
-        ) from None
-    return Result(
-        outputs=outputs,
-        timings=convert.timings(response.timings),
-        trace_id=response.trace_id,
-        request_id=response.request_id,
-        function=response.function,
-        version=response.version,
-        node=response.node_id,
-        device=response.device,
-    )
 
 
 def _complete(spans: Sequence[contract.Span]) -> bool:

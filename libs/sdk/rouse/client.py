@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from rouse.access import Access
 from rouse.aio import AsyncClient
+from rouse.inferring import Parameter
 from rouse.package import Package
-from rouse.transport import BlockingTransport, finish
+from rouse.transport import BlockingTransport, drain, finish
 from rouse.types import (
     Deployment,
     Description,
@@ -107,11 +108,62 @@ class Client:
         *,
         version: int | None = None,
         request_id: str = "",
+        idempotency_key: str = "",
+        priority: int = 0,
+        sequence_id: str | int | None = None,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        parameters: Mapping[str, Parameter] | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Calls a function once, waking it where it sleeps."""
         return finish(
-            self._client.infer(function, inputs, outputs, version=version, request_id=request_id, timeout=timeout)
+            self._client.infer(
+                function,
+                inputs,
+                outputs,
+                version=version,
+                request_id=request_id,
+                idempotency_key=idempotency_key,
+                priority=priority,
+                sequence_id=sequence_id,
+                sequence_start=sequence_start,
+                sequence_end=sequence_end,
+                parameters=parameters,
+                timeout=timeout,
+            )
+        )
+
+    def stream(
+        self,
+        function: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        version: int | None = None,
+        request_id: str = "",
+        priority: int = 0,
+        sequence_id: str | int | None = None,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout: float | None = None,
+    ) -> Generator[Result, None, None]:
+        """Calls a function once and yields its responses as they come."""
+        return drain(
+            self._client.stream(
+                function,
+                inputs,
+                outputs,
+                version=version,
+                request_id=request_id,
+                priority=priority,
+                sequence_id=sequence_id,
+                sequence_start=sequence_start,
+                sequence_end=sequence_end,
+                parameters=parameters,
+                timeout=timeout,
+            )
         )
 
     def functions(self, *, timeout: float | None = None) -> list[Function]:
@@ -152,19 +204,19 @@ class Client:
         tail: int = 200,
         follow: bool = False,
         timeout: float | None = None,
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Log lines, oldest first; with `follow` also those to come."""
-        lines = self._client.logs(
-            function, service=service, instance=instance, trace_id=trace_id, tail=tail, follow=follow, timeout=timeout
+        return drain(
+            self._client.logs(
+                function,
+                service=service,
+                instance=instance,
+                trace_id=trace_id,
+                tail=tail,
+                follow=follow,
+                timeout=timeout,
+            )
         )
-        try:
-            while True:
-                try:
-                    yield finish(lines.__anext__())
-                except StopAsyncIteration:
-                    return
-        finally:
-            finish(lines.aclose())
 
     def trace(self, trace_id: str, *, settle: float = 2.0, timeout: float | None = None) -> list[Span]:
         """The spans of a trace in the order of their start, once they are all there."""

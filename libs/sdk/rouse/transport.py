@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -36,6 +36,18 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
         return value
     coroutine.close()
     raise RuntimeError("a blocking client was asked to wait on an event loop")
+
+
+def drain(values: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    """The values of an asynchronous generator over a BlockingTransport; it is closed with this one."""
+    try:
+        while True:
+            try:
+                yield finish(values.__anext__())
+            except StopAsyncIteration:
+                return
+    finally:
+        finish(values.aclose())
 
 
 class Transport(ABC):

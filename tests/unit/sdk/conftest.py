@@ -220,6 +220,16 @@ class FunctionDouble(contract.FunctionServiceServicer):
             device="gpu0",
         )
 
+    def InferStream(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        self._enter("InferStream", request, context)
+        context.add_callback(self.follow_ended.set)
+        for number in range(int(request.request.options.parameters["count"].int64_value)):
+            response = contract.InferResponse(function=request.request.function, version="1")
+            response.outputs.append(to_tensor("n", np.array([number])))
+            yield contract.InferStreamResponse(response=response)
+        if request.request.request_id == "endless":
+            self.follow_ended.wait(30)
+
     def ReadLogs(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         self._enter("ReadLogs", request, context)
         # Before the first line leaves: a client that has read it may hang up at once.

@@ -355,7 +355,8 @@ def test_interrupt_ends_a_call_at_once(address: str, double: Any, folder: Path) 
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in a shell's background it is ignored
     )  # fmt: skip
     assert process.stdout is not None
-    assert process.stdout.readline() == "first\n"
+    if process.stdout.readline() != "first\n":
+        pytest.fail(f"no line came: {process.communicate(timeout=20)}")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130

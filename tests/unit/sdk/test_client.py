@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rouse
+from rouse_contracts import functions as contract
 from rouse_contracts.status import ErrorDetails
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -183,6 +184,53 @@ def test_infer_sends_what_is_asked(client: rouse.Client, double: Any, folder: Pa
     assert double.requests[-1].version == "3"
 
 
+def test_infer_says_what_goes_with_a_request(client: rouse.Client, double: Any, folder: Path) -> None:
+    client.deploy(folder)
+    client.infer(
+        "digits", {"image": np.ones(1)}, idempotency_key="k", priority=2, sequence_id=7, sequence_start=True,
+        parameters={"deep": True, "depth": -3, "wide": 1 << 63, "heat": 0.5, "style": "plain"},
+    )  # fmt: skip
+    sent = double.requests[-1]
+    assert (sent.idempotency_key, sent.request_id, sent.options.priority) == ("k", "", 2)
+    assert sent.options.sequence == contract.Sequence(id="7", start=True)
+    assert {name: getattr(p, p.WhichOneof("value")) for name, p in sent.options.parameters.items()} == {
+        "deep": True, "depth": -3, "wide": 1 << 63, "heat": 0.5, "style": "plain"
+    }  # fmt: skip
+    client.infer("digits", {"image": np.ones(1)})
+    assert not double.requests[-1].HasField("options")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"priority": -1}, {"sequence_start": True}, {"parameters": {"n": 1 << 64}}, {"parameters": {"n": [1]}}],
+    ids=str,
+)
+def test_what_no_request_can_say_is_refused_before_it_is_sent(
+    client: rouse.Client, double: Any, said: dict[str, Any]
+) -> None:
+    with pytest.raises(rouse.InvalidArgument) as refused:
+        client.infer("digits", {"image": np.ones(1)}, **said)
+    assert refused.value.reason == "BAD_PARAMETER"
+    assert double.calls["Infer"] == 0
+
+
+def test_with_an_idempotency_key_a_request_is_tried_again(client: rouse.Client, double: Any, folder: Path) -> None:
+    client.deploy(folder)
+    double.fail("Infer", grpc.StatusCode.UNAVAILABLE, "gone", ErrorDetails("NO_INSTANCE"), times=2)
+    client.infer("digits", {"image": np.ones(2)}, idempotency_key="once")
+    assert double.calls["Infer"] == 3
+    assert {request.idempotency_key for request in double.requests[-3:]} == {"once"}
+
+
+def test_stream_yields_responses_as_they_come(client: rouse.Client, double: Any) -> None:
+    found = client.stream("counting", {"x": np.ones(1)}, parameters={"count": 3})
+    assert [result["n"].tolist() for result in found] == [[0], [1], [2]]
+    endless = client.stream("counting", {"x": np.ones(1)}, request_id="endless", parameters={"count": 2})
+    assert next(endless)["n"].tolist() == [0]
+    endless.close()
+    assert double.follow_ended.wait(10), "the mesh was not told that nobody reads any more"
+
+
 def test_infer_is_never_repeated(client: rouse.Client, double: Any, folder: Path) -> None:
     client.deploy(folder)
     details = ErrorDetails("EXECUTOR_LOST", {"function": "digits", "node": "node-1"}, 0.25)
@@ -266,7 +314,7 @@ def test_logs_and_follow(client: rouse.Client, double: Any) -> None:
     assert list(client.logs("digits", tail=2)) == ["line 3", "line 4"]
     lines = client.logs("digits", tail=5, follow=True)
     assert next(lines) == "line 0"
-    lines.close()  # type: ignore[attr-defined]
+    lines.close()
     assert double.follow_ended.wait(10), "leaving the loop ends the call"
 
 
@@ -320,6 +368,8 @@ async def test_async_client_does_the_same(address: str, double: Any, folder: Pat
         async for line in client.logs(follow=True):
             assert line == "one"
             break
+        streamed = client.stream("counting", {"x": np.ones(1)}, parameters={"count": 2})
+        assert [result["n"].tolist() async for result in streamed] == [[0], [1]]
         assert [f.name for f in await client.functions()] == ["digits"]
         with pytest.raises(rouse.NotFound):
             await client.infer("nothing", {"image": np.ones(1)})

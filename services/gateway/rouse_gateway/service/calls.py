@@ -39,7 +39,7 @@ def read_call(data: Buffer, timeout_s: float) -> tuple[Call, str]:
         request.output_names,
         timeout_s,
         options=options,
-        idempotency_key=request.request_id,
+        idempotency_key=request.idempotency_key or request.request_id,
     )
     return call, request.request_id
 
