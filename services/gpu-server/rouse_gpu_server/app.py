@@ -27,6 +27,7 @@ from rouse_gpu_server.logic.describe import describe, export_gauges
 from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
 from rouse_gpu_server.logic.membership import Membership
+from rouse_gpu_server.logic.shelf import Shelf, torch_version
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.work import Background
@@ -119,8 +120,11 @@ class GpuServer:
         repository = RepositoryClient(channels, config.model_repository)
         coordinator = CoordinatorClient(channels, config.coordinator)
         limits = TierLimits(config.host_bytes, config.cache_bytes, config.stage_limit_s)
-        stager = Stager(pool, repository, Disk(self._cache), images, background, wakeup, clock, threads[1], limits)
+        disk = Disk(self._cache)
+        stager = Stager(pool, repository, disk, images, background, wakeup, clock, threads[1], limits)
         await stager.recover()
+        kind = next(device.kind for device in pool.devices.values())
+        shelf = Shelf(repository, disk, stager, threads[1], kind, torch_version())
         attachments = Attachments(
             pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
             Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads),
@@ -132,7 +136,7 @@ class GpuServer:
         )
         leasing = Leasing(pool, dispatcher, wakeup, clock)
         membership = Membership(
-            pool, attachments, stager, swapper, dispatcher, background, wakeup, clock,
+            pool, attachments, stager, shelf, swapper, dispatcher, background, wakeup, clock,
             settle_limit_s=config.detach_limit_s, stage_hold_s=config.stage_hold_s,
         )  # fmt: skip
         export_gauges(pool)

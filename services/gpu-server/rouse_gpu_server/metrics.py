@@ -37,4 +37,5 @@ TIER_DROPPED = Counter("rouse_tier_dropped_total", "What left a tier to make roo
 STAGED = Histogram(
     "rouse_stage_seconds", "Bringing an artefact to host memory.", ["outcome"], buckets=LATENCY_BUCKETS_S
 )
+STATES_FAILED = Counter("rouse_states_failed_total", "Materialised states that could not be kept.", ["step"])
 EXECUTORS_ENDED = Counter("rouse_executors_ended_total", "Executors that had to be ended.", ["reason"])

@@ -49,6 +49,7 @@ class DeviceService(DeviceServiceServicer):
             image_path=str(artefact.image) if artefact.image is not None else "",
             artefact=artefact.message,
             segment_folders=self._membership.segment_folders(artefact),
+            states_path=self._membership.states_path(artefact),
         )
 
     async def DropVersion(self, request: DropVersionRequest, context: Context) -> DropVersionResponse:

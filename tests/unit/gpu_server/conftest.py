@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from rouse_common.errors import Internal, NotFound, Unavailable
 from rouse_contracts.device import AttachRequest
 from rouse_contracts.device import Executor as ExecutorMessage
-from rouse_contracts.repository import Artefact
+from rouse_contracts.repository import Artefact, MadeWith, State
 from rouse_gpu_server.adapters.disk import Disk
 from rouse_gpu_server.adapters.images import Images
 from rouse_gpu_server.backends import Segment
@@ -28,6 +28,7 @@ from rouse_gpu_server.logic.attachments import Attachments, Limits
 from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
 from rouse_gpu_server.logic.membership import Membership
+from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.work import Background
@@ -124,6 +125,12 @@ class Neighbours:
         self._check("get_blob")
         yield self.blobs[digest][offset_bytes:]
 
+    async def list_states(self, artefact: str, made_with: MadeWith) -> Sequence[State]:
+        return ()
+
+    async def put_state(self, state: State, path: Path, timeout_s: float) -> State:
+        raise NotImplementedError
+
 
 class WatchedBackend(HostBackend):
     """A host device that can be made to fail, and that sees who has mapped what it frees."""
@@ -182,8 +189,9 @@ class Bench:
             pool, self.swapper, self.attachments, background, wakeup, clock, self._settings, 1.0
         )
         self.leasing = Leasing(pool, self.dispatcher, wakeup, clock)
+        shelf = Shelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
         self.membership = Membership(
-            pool, self.attachments, self.stager, self.swapper, self.dispatcher, background, wakeup, clock,
+            pool, self.attachments, self.stager, shelf, self.swapper, self.dispatcher, background, wakeup, clock,
             settle_limit_s=5.0, stage_hold_s=0.0,
         )  # fmt: skip
         background.start(self._dispatch(), "dispatcher")

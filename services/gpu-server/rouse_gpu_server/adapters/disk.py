@@ -1,4 +1,4 @@
-"""The node's disk tier: blobs by content, and a folder of hard links to them per artefact."""
+"""The node's disk tier: blobs by content, and folders of hard links to them: an artefact's files, and its states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path, PurePosixPath
 
 from google.protobuf.message import DecodeError
@@ -96,11 +96,12 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._blobs, self._artefacts, self.temporary = root / "blobs", root / "artefacts", root / "tmp"
+        self._states = root / "states"
 
     def recover(self) -> dict[str, Artefact]:
         """Clears what was not finished and returns the artefacts that are whole."""
         shutil.rmtree(self.temporary, ignore_errors=True)
-        for folder in (self._blobs, self._artefacts, self.temporary):
+        for folder in (self._blobs, self._artefacts, self._states, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
         found = {}
         for folder in list(self._artefacts.iterdir()):
@@ -108,6 +109,9 @@ class Disk:
             if artefact is not None:
                 found[folder.name] = artefact
             else:
+                _remove_tree(folder)
+        for folder in self._states.iterdir():
+            if folder.name not in found:
                 _remove_tree(folder)
         for path in self._blobs.iterdir():
             if path.stat().st_nlink == 1:
@@ -136,9 +140,57 @@ class Disk:
         """Folder of an artefact's files."""
         return self._artefacts / digest / FILES
 
-    def missing(self, artefact: Artefact) -> dict[str, int]:
-        """Blobs of an artefact that are not here, with their sizes."""
-        return {f.digest: f.size_bytes for f in artefact.files if not self.blob(f.digest).exists()}
+    def states(self, digest: str) -> Path:
+        """Folder of an artefact's materialised states; there once one was placed."""
+        return self._states / digest
+
+    def missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Those of some blobs (digest: bytes) that are not here."""
+        return {digest: size for digest, size in sizes.items() if not self.blob(digest).exists()}
+
+    def place_states(self, artefact: str, blobs: Mapping[str, str], keep: Set[str]) -> None:
+        """Makes an artefact's states be these (file name: blob), which are here; those that were there before go,
+        with their blobs as `remove` has it. Raises ResourceExhausted DISK_FULL."""
+        folder = self.states(artefact)
+        if not blobs and not folder.is_dir():
+            return
+        try:
+            folder.mkdir(mode=FOLDER, exist_ok=True)
+            for name, digest in blobs.items():
+                if not (folder / name).exists():
+                    os.link(self.blob(digest), folder / name)
+        except OSError as error:
+            raise self.full(error) from error
+        for path in list(folder.iterdir()):
+            if path.name not in blobs:
+                self._remove_state(path, keep)
+        if not blobs:
+            folder.rmdir()
+
+    def adopt(self, path: Path, digest: str) -> None:
+        """Takes a file of ours, whose sha256 is `digest`, for a blob. Raises ResourceExhausted DISK_FULL."""
+        handle, name = tempfile.mkstemp(dir=self.temporary)
+        os.close(handle)
+        try:
+            shutil.copyfile(path, name)
+            os.chmod(name, 0o444)
+            Path(name).replace(self.blob(digest))
+        except OSError as error:
+            Path(name).unlink(missing_ok=True)
+            raise self.full(error) from error
+
+    def _remove_state(self, path: Path, keep: Set[str]) -> int:
+        """Removes a state's file and its blob; returns the bytes freed."""
+        digest, size = path.name.rpartition("-")[2], path.stat().st_size
+        path.unlink()
+        return self._remove_blob(digest, keep, size)
+
+    def _remove_blob(self, digest: str, keep: Set[str], size: int) -> int:
+        path = self.blob(digest)
+        if digest in keep or not path.exists() or path.stat().st_nlink > 1:
+            return 0
+        path.unlink()
+        return size
 
     def assemble(self, artefact: Artefact) -> Path:
         """Links an artefact's files into a folder, read-only, and gives it its name when it is whole.
@@ -167,13 +219,13 @@ class Disk:
     def remove(self, artefact: Artefact, keep: Set[str]) -> int:
         """Removes an artefact and its blobs, but those that others name and those in `keep`, which are about
         to be named. Returns the bytes freed."""
+        freed, states = 0, self.states(artefact.digest)
+        if states.is_dir():
+            freed += sum(self._remove_state(path, keep) for path in list(states.iterdir()))
+            states.rmdir()
         _remove_tree(self._artefacts / artefact.digest)
-        freed = 0
-        for digest in {f.digest for f in artefact.files} - keep:
-            path = self.blob(digest)
-            if path.exists() and path.stat().st_nlink == 1:
-                freed += path.stat().st_size
-                path.unlink()
+        for digest, size in {f.digest: f.size_bytes for f in artefact.files}.items():
+            freed += self._remove_blob(digest, keep, size)
         return freed
 
     def full(self, error: OSError) -> Exception:

@@ -14,6 +14,7 @@ from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.logic.attachments import Attachments
 from rouse_gpu_server.logic.dispatcher import Dispatcher, no_executor
 from rouse_gpu_server.logic.leasing import too_large
+from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.stager import Stager
 from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.work import Background
@@ -33,6 +34,7 @@ class Membership:
         pool: Pool,
         attachments: Attachments,
         stager: Stager,
+        shelf: Shelf,
         swapper: Swapper,
         dispatcher: Dispatcher,
         background: Background,
@@ -44,6 +46,7 @@ class Membership:
     ) -> None:
         self._pool, self._attachments, self._stager, self._swapper = pool, attachments, stager, swapper
         self._dispatcher, self._background, self._wakeup, self._clock = dispatcher, background, wakeup, clock
+        self._shelf = shelf
         self._settle_limit_s, self._hold_s = settle_limit_s, stage_hold_s
         self._dropping: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
 
@@ -62,8 +65,13 @@ class Membership:
         model.artefact.held_until = self._clock.monotonic() + self._hold_s
         artefact = await self._stager.stage(version.artefact_digest)
         self._check_size(model)
+        await self._shelf.refresh(version, artefact)
         artefact.held_until = self._clock.monotonic() + self._hold_s
         return artefact
+
+    def states_path(self, artefact: Artefact) -> str:
+        """Folder of the artefact's materialised states; empty where it has none on this node."""
+        return str(self._shelf.path(artefact) or "")
 
     def segment_folders(self, artefact: Artefact) -> list[str]:
         """Where the artefact's copies on devices lie, on each."""

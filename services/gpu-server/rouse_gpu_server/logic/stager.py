@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -168,36 +168,46 @@ class Stager:
             raise DataLoss("HASH_MISMATCH", f"model-repository answered {message.digest} for {artefact.digest}")
         check_files(artefact.digest, message.files)
         check_layout(message.layout, {f.path: f.size_bytes for f in message.files}, artefact.digest)
-        blobs = {f.digest for f in message.files}
-        self._wanted.update(blobs)
-        promised = 0
+        sizes = {f.digest: f.size_bytes for f in message.files}
         try:
-            nothing = threading.Event()
+            fetched = await self.bring(message.digest, sizes, lambda: self._disk.assemble(message))
+        except BaseException:
+            await self._forget(message)
+            raise
+        self._fetched(artefact, message, f"fetched {fetched} B from model-repository")
+
+    async def bring(self, digest: str, sizes: Mapping[str, int], place: Callable[[], object]) -> int:
+        """Brings blobs (digest: bytes) of an artefact to disk and has them placed, in a thread. Returns the bytes
+        fetched. Raises ResourceExhausted DISK_FULL, DataLoss HASH_MISMATCH, Unavailable."""
+        self._wanted.update(sizes.keys())
+        promised, nothing = 0, threading.Event()
+        try:
             async with self._disk_room:
-                missing = await in_thread(self._threads, nothing, lambda: self._disk.missing(message))
-                await self._make_disk_room(message, sum(missing.values()))
+                missing = await in_thread(self._threads, nothing, lambda: self._disk.missing(sizes))
+                await self._make_disk_room(digest, sum(missing.values()))
                 promised = sum(missing.values())
                 self._promised_bytes += promised
             await fetch_blobs(self._repository, self._disk, self._threads, missing, self._limits.stage_s)
-            await in_thread(self._threads, nothing, lambda: self._disk.assemble(message))
-        except BaseException:
-            self._wanted.subtract(blobs)
-            await self._forget(message)
+            await in_thread(self._threads, nothing, place)
+        finally:
+            self._wanted.subtract(sizes.keys())
             self._promised_bytes -= promised
-            raise
-        self._wanted.subtract(blobs)
-        self._promised_bytes -= promised
-        await self._measure_disk()
-        self._fetched(artefact, message, f"fetched {promised} B from model-repository")
+            await self._measure_disk()
+        return promised
+
+    @property
+    def wanted(self) -> set[str]:
+        """Blobs that are being brought, and that nothing names yet."""
+        return {blob for blob, count in self._wanted.items() if count > 0}
 
     async def _forget(self, message: ArtefactMessage) -> int:
         """Removes an artefact's files, whole or begun, as far as no other needs them."""
-        keep = {blob for blob, count in self._wanted.items() if count > 0}
+        keep = self.wanted
         freed = await in_thread(self._threads, threading.Event(), lambda: self._disk.remove(message, keep))
         await self._measure_disk()
         return freed
 
-    async def _make_disk_room(self, message: ArtefactMessage, need: int) -> None:
+    async def _make_disk_room(self, digest: str, need: int) -> None:
         entries = tuple(
             residency.Entry(a.digest, a.message.size_bytes, a.last_used_at, self._stays(a))
             for a in self._pool.artefacts.values()
@@ -208,14 +218,12 @@ class Stager:
         if not decision.fits:
             raise ResourceExhausted(
                 "DISK_FULL",
-                f"the disk tier has no room for artefact {message.digest}: {decision.reason}; raise --cache-size",
+                f"the disk tier has no room for artefact {digest}: {decision.reason}; raise --cache-size",
                 retry_after_s=5.0,
-                artefact=message.digest,
+                artefact=digest,
             )
-        for digest in decision.drop:
-            await self._drop_artefact(
-                self._pool.artefacts[digest], f"room for {message.digest[:12]}: {decision.reason}"
-            )
+        for other in decision.drop:
+            await self._drop_artefact(self._pool.artefacts[other], f"room for {digest[:12]}: {decision.reason}")
             metrics.TIER_DROPPED.labels("disk").inc()
 
     async def drop(self, artefact: Artefact, reason: str) -> tuple[int, int]:
@@ -234,7 +242,7 @@ class Stager:
             host = await self._drop_image(artefact, reason)
         # From here on staging it again waits for our lock and starts anew.
         artefact.machine = artefact.machine.after(Step.REMOVED, reason, self._clock.now())
-        artefact.path = None
+        artefact.path, artefact.states = None, ()
         assert artefact.message is not None
         freed = await self._forget(artefact.message)
         LOG.info("dropped from disk artefact=%s freed_mib=%.0f reason=%s", artefact.digest, freed / MIB, reason)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rouse_contracts.functions import FunctionVersion
 from rouse_contracts.repository import Artefact as ArtefactMessage
+from rouse_contracts.repository import State
 from rouse_gpu_server.backends import DeviceBackend, Segment
 from rouse_gpu_server.state.ledger import Ledger, round_up
 from rouse_gpu_server.state.residency import Machine, Tier
@@ -35,6 +36,7 @@ class Artefact:
         last_used_at: monotonic seconds.
         held_until: monotonic seconds until which it stays although nothing serves it yet.
         pins: copies that are reading it, builds that are making it.
+        states: materialised states of it that are on the node's disk.
     """
 
     digest: str
@@ -45,6 +47,7 @@ class Artefact:
     last_used_at: float = 0.0
     held_until: float = 0.0
     pins: int = 0
+    states: tuple[State, ...] = ()
 
     @property
     def image_bytes(self) -> int:

@@ -1,0 +1,165 @@
+"""Materialised states on the node: brought beside their artefact, and given to model-repository for other nodes.
+
+What holds here is decided by the node's PyTorch, the device type, the layout of the weights and where the model's
+addresses begin (rouse_contracts.states). Without states a function runs as well, only slower at first, so whatever goes
+wrong here is logged and nothing fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from rouse_common.errors import DataLoss, RouseError
+from rouse_contracts import specs
+from rouse_contracts import states as rules
+from rouse_contracts.functions import FunctionVersion
+from rouse_contracts.repository import MadeWith, State, StateKind
+from rouse_gpu_server import metrics
+from rouse_gpu_server.adapters.disk import Disk, check_digest
+from rouse_gpu_server.adapters.repository import Repository
+from rouse_gpu_server.logic.stager import Stager
+from rouse_gpu_server.logic.work import in_thread
+from rouse_gpu_server.state.records import Artefact
+
+LOG = logging.getLogger(__name__)
+UPLOAD_LIMIT_S = 60.0
+
+
+def torch_version() -> str:
+    """PyTorch's version on this node, told without importing it; empty where there is none."""
+    try:
+        return rules.torch_version(metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A state that is on this node, and its file."""
+
+    state: State
+    path: Path
+
+
+class Shelf:
+    """The states of the artefacts of this node.
+
+    Args:
+        device_type: of the node's devices, "host" or "cuda".
+        torch: version of PyTorch that executors and instances use.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        disk: Disk,
+        stager: Stager,
+        threads: ThreadPoolExecutor,
+        device_type: str,
+        torch: str,
+    ) -> None:
+        self._repository, self._disk, self._stager, self._threads = repository, disk, stager, threads
+        self._device_type, self._torch = device_type, torch
+
+    def made_with(self, version: FunctionVersion, artefact: Artefact) -> MadeWith:
+        """What a state of this version that is made here depends on."""
+        assert artefact.message is not None
+        return MadeWith(
+            torch_version=self._torch,
+            device_type=self._device_type,
+            layout_digest=rules.layout_digest(artefact.message.layout),
+            program_digest=rules.program_digest(version.spec),
+            base=version.addresses.base,
+        )
+
+    async def refresh(self, version: FunctionVersion, artefact: Artefact) -> None:
+        """Brings the states that hold here to the node; what does not any more goes. Never fails."""
+        if not specs.is_redirected(version.spec) or not version.HasField("addresses") or artefact.message is None:
+            return
+        wanted = self.made_with(version, artefact)
+        wanted.ClearField("program_digest")  # versions of one artefact share the folder
+        artefact.pins += 1
+        try:
+            found = await self._repository.list_states(artefact.digest, wanted)
+            checked = _checked(artefact.digest, found)
+            await self._place(artefact, checked)
+        except (RouseError, OSError) as error:
+            metrics.STATES_FAILED.labels("fetch").inc()
+            LOG.warning("no states artefact=%s reason=%s", artefact.digest, error)
+        finally:
+            artefact.pins -= 1
+
+    async def _place(self, artefact: Artefact, states: Sequence[State]) -> None:
+        sizes = {state.digest: state.size_bytes for state in states}
+        names = {rules.file_name(state): state.digest for state in states}
+        fetched = await self._stager.bring(
+            artefact.digest, sizes, lambda: self._disk.place_states(artefact.digest, names, self._stager.wanted)
+        )
+        if not artefact.on_disk:  # dropped meanwhile, with the states it had then
+            place = self._disk.place_states
+            await in_thread(self._threads, threading.Event(), lambda: place(artefact.digest, {}, self._stager.wanted))
+            return
+        artefact.states = tuple(states)
+        if fetched:
+            LOG.info("states fetched artefact=%s count=%d size_bytes=%d", artefact.digest, len(states), fetched)
+
+    def path(self, artefact: Artefact) -> Path | None:
+        """The folder of an artefact's states; None where it has none here."""
+        return self._disk.states(artefact.digest) if artefact.states else None
+
+    def of(self, version: FunctionVersion, artefact: Artefact) -> list[Held]:
+        """The states on this node that hold for a version."""
+        wanted, folder = self.made_with(version, artefact), self._disk.states(artefact.digest)
+        return [
+            Held(state, folder / rules.file_name(state))
+            for state in artefact.states
+            if rules.matches(state.made_with, wanted)
+        ]
+
+    async def publish(
+        self, version: FunctionVersion, artefact: Artefact, kind: StateKind, name: str, path: Path
+    ) -> State:
+        """Keeps a file that was made here as a state of a version, for this node and for all others.
+
+        Raises what PutState documents, ResourceExhausted DISK_FULL, OSError where the file cannot be read.
+        """
+        nothing = threading.Event()
+        digest, size = await in_thread(self._threads, nothing, lambda: _measure(path))
+        state = State(
+            artefact_digest=artefact.digest, kind=kind, name=name, digest=digest, size_bytes=size,
+            made_with=self.made_with(version, artefact),
+        )  # fmt: skip
+        kept = await self._repository.put_state(state, path, UPLOAD_LIMIT_S)
+        await in_thread(self._threads, nothing, lambda: self._disk.adopt(path, digest))
+        identity = rules.identity(kept)
+        artefact.pins += 1
+        try:
+            await self._place(artefact, [*(s for s in artefact.states if rules.identity(s) != identity), kept])
+        finally:
+            artefact.pins -= 1
+        return kept
+
+
+def _checked(artefact: str, states: Sequence[State]) -> list[State]:
+    """What model-repository said, as far as it may be put on disk. Raises DataLoss BAD_STATE | BAD_DIGEST."""
+    if len(states) > rules.MAX_STATES or sum(state.size_bytes for state in states) > rules.MAX_TOTAL_BYTES:
+        raise DataLoss("BAD_STATE", f"model-repository names {len(states)} states of artefact {artefact}: too many")
+    for state in states:
+        check_digest(state.digest, f"a state of artefact {artefact}")
+        try:
+            rules.check(state)
+        except rules.BadState as error:
+            raise DataLoss("BAD_STATE", f"model-repository names a state of artefact {artefact}: {error}") from None
+    return list(states)
+
+
+def _measure(path: Path) -> tuple[str, int]:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size
