@@ -64,6 +64,8 @@ UseHeap::UseHeap(Heap& heap, Arena* arena, LifetimeLog* log) : before_(current) 
 
 UseHeap::~UseHeap() { current = before_; }
 
+Heap* UseHeap::heap() { return shared == nullptr ? nullptr : current.heap; }
+
 std::uint64_t UseHeap::planned() const { return current.planned; }
 
 std::uint64_t UseHeap::unplanned() const { return current.unplanned; }

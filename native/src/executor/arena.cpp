@@ -90,6 +90,12 @@ void* Arena::next(std::size_t bytes) {
   return at + kBlockAlignment;
 }
 
+bool Arena::finish() {
+  const bool held = layout_ != nullptr;
+  layout_ = nullptr;
+  return held;
+}
+
 void Arena::give_back(void* data) {
   BlockHeader* header = header_of(data);
   header->magic = 0;

@@ -193,6 +193,13 @@ Status OperationDecoder::arguments() {
     if (!tensors) operation_.has_values_ = true;
   }
   operation_.draws_random_ = operation_.handle_->hasTag(at::Tag::nondeterministic_seeded);
+  for (std::size_t i = 0; i < operation_.prototype_.size(); ++i) {
+    // The tag is the operator's, not the call's: attention draws only where it drops out.
+    const auto& value = operation_.prototype_[i];
+    if (schema.arguments()[i].name() == "dropout_p" && value.isDouble() && value.toDouble() == 0) {
+      operation_.draws_random_ = false;
+    }
+  }
   operation_.data_dependent_ = operation_.handle_->hasTag(at::Tag::dynamic_output_shape) ||
                                operation_.handle_->hasTag(at::Tag::data_dependent_output);
   return {};

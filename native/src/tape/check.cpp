@@ -121,6 +121,20 @@ Status check(const Tape& tape) {
   return Checker(tape).run();
 }
 
+Status fits(const Origin& made, const Origin& here) {
+  auto differs = [](const char* what, const std::string& then, const std::string& now) {
+    return Status(Code::kMismatch, std::string("a tape was recorded with ") + what + " " + then + ", here it is " +
+                                       now + ": record it again");
+  };
+  if (made.torch_version != here.torch_version) return differs("PyTorch", made.torch_version, here.torch_version);
+  if (made.device != here.device) return differs("device", made.device, here.device);
+  if (made.layout != here.layout) return differs("the weights' layout", made.layout, here.layout);
+  if (made.model_base != here.model_base || made.model_bytes != here.model_bytes)
+    return differs("a model at", std::to_string(made.model_base) + "+" + std::to_string(made.model_bytes),
+                   std::to_string(here.model_base) + "+" + std::to_string(here.model_bytes));
+  return {};
+}
+
 std::vector<std::uint32_t> last_uses(const Tape& tape) {
   std::vector<std::uint32_t> last(tape.places.size(), kNeverUsed);
   for (std::size_t i = 0; i < tape.instructions.size(); ++i) {

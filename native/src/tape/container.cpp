@@ -33,6 +33,7 @@ void write(ByteWriter& out, const Origin& origin) {
   for (auto word : origin.signature) out.number(word);
   out.number(origin.model_base);
   out.number(origin.model_bytes);
+  out.number(origin.default_dtype);
 }
 
 Origin read_origin(ByteReader& in) {
@@ -43,6 +44,7 @@ Origin read_origin(ByteReader& in) {
   for (auto& word : origin.signature) word = in.number<std::uint64_t>();
   origin.model_base = in.number<std::uint64_t>();
   origin.model_bytes = in.number<std::uint64_t>();
+  origin.default_dtype = in.number<std::uint8_t>();
   return origin;
 }
 

@@ -17,7 +17,7 @@ std::vector<std::byte> blob(std::initializer_list<int> values) {
 // y = call0(x, weight, constant); guard on y; z = create; write z.
 Tape example() {
   Tape tape;
-  tape.origin = {"2.13.0", "cpu", "abc", {1, 2}, 0x500000000000, 4096};
+  tape.origin = {"2.13.0", "cpu", "abc", {1, 2}, 0x500000000000, 4096, 6};
   tape.templates = {blob({1, 2, 3})};
   tape.blobs = {blob({1, 2, 3, 4, 5, 6, 7, 8}), blob({9}), blob({4, 4})};
   tape.places = {{Class::kInput, false, 0, 64},

@@ -24,6 +24,8 @@ class UseHeap {
   UseHeap(const UseHeap&) = delete;
   UseHeap& operator=(const UseHeap&) = delete;
 
+  // What this thread allocates from; null: from the shared heap, or install_allocator() was not called.
+  static Heap* heap();
   // Blocks given at their planned place, and others, since this object was made.
   std::uint64_t planned() const;
   std::uint64_t unplanned() const;

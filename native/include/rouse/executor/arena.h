@@ -52,6 +52,8 @@ class Arena final : public BlockOwner {
   // The next block, where its size is as planned and its place free; nullptr otherwise, and from then on until the next
   // begin(): a plan that does not fit at one place says nothing about the rest.
   void* next(std::size_t bytes);
+  // Ends the replay. Whether every block since begin() was as planned.
+  bool finish();
   void give_back(void* data) override;
   // Gives the pages back to the kernel, where nothing lives in them.
   void trim();

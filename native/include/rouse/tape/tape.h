@@ -77,8 +77,13 @@ struct Origin {
   std::string layout;         // digest of the model's layout in its range; empty where it names no weights
   std::array<std::uint64_t, 2> signature{};
   std::uint64_t model_base = 0, model_bytes = 0;
+  std::uint8_t default_dtype = 6;  // c10::ScalarType, as it was while recording
   bool operator==(const Origin&) const = default;
 };
+
+// Whether a tape of `made` may be replayed where everything is as `here` says; signatures apart. MISMATCH says what
+// differs.
+Status fits(const Origin& made, const Origin& here);
 
 struct Tape {
   Origin origin;

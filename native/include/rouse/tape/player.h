@@ -1,0 +1,100 @@
+// A tape made ready to run: operators looked up, argument lists built, tensors made, so that a replay only binds
+// storages and calls kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "rouse/base/status.h"
+#include "rouse/executor/arena.h"
+#include "rouse/executor/engine.h"
+#include "rouse/executor/generators.h"
+#include "rouse/tape/tape.h"
+
+namespace rouse::tape {
+
+// What a replay may use. All of it outlives the call.
+struct Surroundings {
+  executor::Generators& generators;
+  // Memory still on its way in; null: all is there.
+  executor::Residency* residency = nullptr;
+  // Where planned replays of this session lie; null: they are not planned. Plans also need install_allocator() and a
+  // UseHeap around the call.
+  executor::Arena* arena = nullptr;
+};
+
+struct Replayed {
+  // A value that Python had read while recording was another one: nothing of the outputs is there, and nothing that
+  // outlives the request has changed. `missed`: which instruction.
+  std::optional<std::uint32_t> missed;
+  std::vector<c10::Storage> outputs;  // one an output of the tape
+};
+
+struct PlayerStats {
+  std::uint64_t replays = 0, guards_missed = 0;
+  std::uint64_t planned_blocks = 0, unplanned_blocks = 0;
+  std::uint64_t arena_bytes = 0;  // of the plan; 0: there is none
+  std::uint64_t least_bytes = 0;  // that any plan would need
+  std::uint64_t all_bytes = 0;    // of all blocks together
+};
+
+// Not thread-safe: one replay at a time.
+class Player {
+ public:
+  // The storage of a weight or of what the session holds.
+  using Find = std::function<Result<c10::Storage>(const Place&)>;
+
+  // `operations`: the tape's templates decoded, where the caller has them. INVALID or UNSUPPORTED where a template
+  // does not hold in this process or does not fit the tape.
+  static Result<std::unique_ptr<Player>> prepare(Tape tape, const Find& find,
+                                                 std::vector<std::shared_ptr<executor::Operation>> operations = {});
+
+  // Runs it. INVALID: other inputs than the tape's; FAILED: an operator failed.
+  Result<Replayed> run(std::span<const c10::Storage> inputs, const Surroundings& with);
+
+  const Tape& tape() const { return tape_; }
+  const PlayerStats& stats() const { return stats_; }
+
+ private:
+  struct Step {
+    Op op = Op::kCall;
+    std::shared_ptr<executor::Operation> operation;
+    std::vector<at::Tensor> tensors;                             // one a slot
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> binds;  // slot, place: those whose storage changes
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> reads;  // address, bytes: of weights
+    std::vector<std::uint32_t> makes, ends;                      // places
+    std::uint32_t place = 0, number = 0;
+    std::uint64_t offset = 0, count = 0;
+  };
+
+  explicit Player(Tape tape) : tape_(std::move(tape)) {}
+  Status bind(const Find& find);
+  Status prepare_call(const Instruction& instruction, Step& step);
+  Status step(Step& step, const Surroundings& with, bool& missed);
+  Status call(Step& step, const Surroundings& with);
+  Result<Replayed> walk(std::span<const c10::Storage> inputs, const Surroundings& with);
+  void learn_plan(std::vector<Lifetime> lifetimes);
+  void forget();
+
+  Tape tape_;
+  std::vector<std::shared_ptr<executor::Operation>> operations_;
+  std::vector<Step> steps_;
+  std::vector<c10::Storage> storages_;  // by place
+  std::vector<std::uint32_t> inputs_;   // places of inputs, in order
+  std::vector<std::uint32_t> passing_;  // places that a replay leaves empty again
+  c10::Storage empty_;
+  std::optional<executor::Layout> layout_;
+  int plans_tried_ = 0;
+  PlayerStats stats_;
+  torch::jit::Stack stack_;
+  std::vector<at::Tensor> returned_;
+};
+
+}  // namespace rouse::tape

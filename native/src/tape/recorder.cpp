@@ -1,0 +1,371 @@
+#include "rouse/tape/recorder.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "rouse/wire/words.h"
+
+namespace rouse::tape {
+namespace {
+
+// Equal but for plans, which are no part of what a request does.
+bool same_stream(const Tape& a, const Tape& b) {
+  return a.origin == b.origin && a.templates == b.templates && a.places == b.places &&
+         a.instructions == b.instructions && a.operands == b.operands && a.blobs == b.blobs && a.outputs == b.outputs &&
+         a.inputs == b.inputs;
+}
+
+// Where two requests of one signature went apart, for people.
+std::string difference(const Tape& a, const Tape& b, const std::vector<std::shared_ptr<executor::Operation>>& names) {
+  const std::size_t common = std::min(a.instructions.size(), b.instructions.size());
+  for (std::size_t i = 0; i < common; ++i) {
+    const Instruction &x = a.instructions[i], &y = b.instructions[i];
+    const std::string where = "operation " + std::to_string(i);
+    if (x.op == Op::kCall && y.op == Op::kCall && a.templates[x.number] != b.templates[y.number])
+      return where + " was another one, now " + names[y.number]->name();
+    if (!(x == y)) return where + " was another one";
+    if (x.op == Op::kWrite && a.blobs[x.number] != b.blobs[y.number]) return where + " writes another constant";
+    if (x.op == Op::kGuard && a.blobs[x.number] != b.blobs[y.number]) return where + " reads another value back";
+  }
+  if (a.instructions.size() != b.instructions.size())
+    return "there were " + std::to_string(a.instructions.size()) + " operations, now " +
+           std::to_string(b.instructions.size());
+  if (a.places != b.places) return "it uses other storages that live between requests";
+  return "it differs in its outputs";
+}
+
+c10::Storage copy_of(const c10::Storage& storage) {
+  auto* allocator = c10::GetCPUAllocator();
+  c10::Storage copy(c10::Storage::use_byte_size_t(), storage.nbytes(), allocator->allocate(storage.nbytes()), allocator,
+                    true);
+  if (storage.nbytes()) std::memcpy(copy.mutable_data(), storage.data(), storage.nbytes());
+  return copy;
+}
+
+void write_outputs(const Tape& tape, wire::Writer& out) {
+  for (const Output& output : tape.outputs) {
+    out.item(wire::Tag::kTensor, 0, output.dtype, output.flags, static_cast<std::uint8_t>(output.sizes.size()));
+    out.word(static_cast<std::uint64_t>(output.offset));
+    out.words(output.sizes);
+    out.words(output.strides);
+  }
+}
+
+}  // namespace
+
+struct Recorder::Verified {
+  std::unique_ptr<Player> player;
+  // By place: what the session held and did not change, for files.
+  std::map<std::uint32_t, std::vector<std::byte>> captured;
+};
+
+struct Recorder::Entry {
+  Signature signature{};
+  std::vector<Tape> candidates;
+  std::vector<Verified> tapes;
+  std::uint32_t recorded = 0, fruitless = 0;
+  std::string refused;
+};
+
+Recorder::Recorder(RecorderOptions options) : options_(std::move(options)), arena_(executor::Arena::make()) {}
+Recorder::~Recorder() = default;
+
+Surroundings Recorder::surroundings() { return {engine_->generators(), options_.residency, arena_.get()}; }
+
+Recorder::Entry* Recorder::entry(const Signature& signature) {
+  const auto found = entries_.find(signature);
+  if (found != entries_.end()) return found->second.get();
+  if (entries_.size() >= kMaxSignatures) return nullptr;
+  auto& made = entries_[signature] = std::make_unique<Entry>();
+  made->signature = signature;
+  return made.get();
+}
+
+Recorder::Entry* Recorder::entry(std::uint64_t tape) {
+  const auto found = entries_.lower_bound(Signature{tape, 0});
+  return found == entries_.end() || found->first[0] != tape ? nullptr : found->second.get();
+}
+
+void Recorder::on_begin(const wire::Begin& begin, std::span<const std::uint64_t> inputs) {
+  recording_.reset();
+  kept_inputs_.clear();
+  request_ = begin.request;
+  recorded_entry_ = entry(Signature{begin.signature[0], begin.signature[1]});
+  if (recorded_entry_ == nullptr || engine_ == nullptr || recorded_entry_->fruitless >= kMaxAttempts) return;
+  Origin origin = options_.origin;
+  origin.signature = recorded_entry_->signature;
+  recording_.emplace(std::move(origin), inputs);
+  if (options_.compare && !recorded_entry_->candidates.empty()) keep_inputs(inputs);
+}
+
+void Recorder::keep_inputs(std::span<const std::uint64_t> inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    auto storage = engine_->storage(inputs[i]);
+    if (!storage.ok()) {
+      kept_inputs_.clear();
+      return;
+    }
+    bool written = false;
+    for (const Tape& tape : recorded_entry_->candidates)
+      for (const Place& place : tape.places)
+        written = written || (place.kind == Class::kInput && place.value == i && place.written);
+    kept_inputs_.push_back(written ? copy_of(storage.value()) : storage.value());
+  }
+}
+
+void Recorder::on_create(std::uint64_t name, std::uint64_t bytes) {
+  if (recording_) recording_->create(name, bytes);
+}
+
+void Recorder::on_resize(std::uint64_t name, std::uint64_t bytes) {
+  if (!held_.empty()) lost(name);
+  if (recording_) recording_->resize(name, bytes);
+}
+
+void Recorder::on_free(std::span<const std::uint64_t> names) {
+  if (!held_.empty())
+    for (const auto name : names) lost(name);
+  if (recording_) recording_->free(names);
+}
+
+void Recorder::on_write(std::uint64_t name, std::uint64_t offset, std::span<const std::byte> data) {
+  touched(name);
+  if (recording_) recording_->write(name, offset, data);
+}
+
+void Recorder::on_read(std::uint64_t name, std::uint64_t offset, std::span<const std::byte> data) {
+  if (recording_) recording_->read(name, offset, data);
+}
+
+void Recorder::on_call(std::uint32_t, const std::shared_ptr<executor::Operation>& operation,
+                       std::span<const std::uint64_t> slots, std::span<const std::uint64_t> results, bool learned) {
+  if (!held_.empty())
+    for (std::size_t i = 0; i < slots.size(); ++i)
+      if (operation->slots()[i].written) touched(slots[i]);
+  if (recording_) recording_->call(operation, slots, results, learned);
+}
+
+void Recorder::on_value(const std::shared_ptr<executor::Operation>&, std::span<const std::byte> items) {
+  if (recording_) recording_->value(items);
+}
+
+void Recorder::on_seed(const wire::Seed& seed) {
+  if (recording_) recording_->seed(seed);
+}
+
+void Recorder::on_error(const Status& error) {
+  if (recording_) recording_->refuse("it failed: " + error.text());
+}
+
+// A held storage has other contents: what was captured of it for files is no longer what it is.
+void Recorder::touched(std::uint64_t name) {
+  if (held_.contains(name)) changed_.insert(name);
+}
+
+// A held storage is gone: its name will mean something else.
+void Recorder::lost(std::uint64_t name) {
+  if (held_.erase(name) == 0) return;
+  changed_.erase(name);
+  auto holds = [&](const Tape& tape) {
+    return std::any_of(tape.places.begin(), tape.places.end(),
+                       [&](const Place& place) { return place.kind == Class::kHeld && place.value == name; });
+  };
+  for (auto& [signature, entry] : entries_) {
+    std::erase_if(entry->candidates, holds);
+    std::erase_if(entry->tapes, [&](const Verified& verified) { return holds(verified.player->tape()); });
+  }
+}
+
+void Recorder::on_end(std::uint64_t request, std::span<const std::uint64_t> names,
+                      std::span<const executor::TensorSpec> outputs) {
+  if (!recording_) return;
+  Entry& entry = *recorded_entry_;
+  ++entry.recorded;
+  if (request != request_) recording_->refuse("another request ended than began");
+  auto recorded = recording_->finish(names, outputs);
+  recording_.reset();
+  if (!recorded.ok()) {
+    entry.refused = recorded.status().text();
+    ++entry.fruitless;
+  } else {
+    verify(entry, std::move(recorded).value(), names, outputs);
+  }
+  kept_inputs_.clear();
+}
+
+void Recorder::verify(Entry& entry, Recorded recorded, std::span<const std::uint64_t> names,
+                      std::span<const executor::TensorSpec> outputs) {
+  auto same = [&](const Tape& tape) { return same_stream(tape, recorded.tape); };
+  if (std::any_of(entry.tapes.begin(), entry.tapes.end(),
+                  [&](const Verified& verified) { return same(verified.player->tape()); }))
+    return;
+  const auto found = std::find_if(entry.candidates.begin(), entry.candidates.end(), same);
+  if (found == entry.candidates.end()) {
+    if (!entry.candidates.empty()) {
+      entry.refused =
+          "it did not do the same again: " + difference(entry.candidates.back(), recorded.tape, recorded.operations);
+      ++entry.fruitless;
+    }
+    if (entry.candidates.size() >= kMaxCandidates) entry.candidates.erase(entry.candidates.begin());
+    for (const Place& place : recorded.tape.places)
+      if (place.kind == Class::kHeld) held_.insert(place.value);
+    entry.candidates.push_back(std::move(recorded.tape));
+    return;
+  }
+  if (entry.tapes.size() >= kMaxVariants) {
+    entry.refused = "it has " + std::to_string(kMaxVariants) + " tapes for values read back, and needs another";
+    ++entry.fruitless;
+    return;
+  }
+  auto player = Player::prepare(
+      std::move(recorded.tape), [this](const Place& place) { return find(place); }, std::move(recorded.operations));
+  const std::string why = player.ok() ? compare(*player.value(), names, outputs) : player.status().text();
+  entry.candidates.erase(found);
+  if (!why.empty()) {
+    entry.refused = why;
+    ++entry.fruitless;
+    return;
+  }
+  Verified verified{std::move(player).value(), {}};
+  capture(verified);
+  entry.tapes.push_back(std::move(verified));
+  entry.refused.clear();
+  entry.fruitless = 0;
+}
+
+// The replay of what was just computed eagerly; empty where all bits agree.
+std::string Recorder::compare(Player& player, std::span<const std::uint64_t> names,
+                              std::span<const executor::TensorSpec> outputs) {
+  const Tape& tape = player.tape();
+  // A state that the request changes would be changed twice.
+  const bool changes = std::any_of(tape.places.begin(), tape.places.end(), [](const Place& place) {
+    return place.written && (place.kind == Class::kHeld || place.kind == Class::kWeight);
+  });
+  if (!options_.compare || changes || kept_inputs_.size() != tape.inputs) return {};
+  const bool seeds = std::any_of(tape.instructions.begin(), tape.instructions.end(),
+                                 [](const Instruction& it) { return it.op == Op::kSeed; });
+  const auto state = seeds ? engine_->generators().state(0) : std::vector<std::byte>();
+  auto replayed = player.run(kept_inputs_, surroundings());
+  if (seeds && !engine_->generators().set_state(0, state).ok()) return "its random numbers could not be put back";
+  if (!replayed.ok()) return replayed.status().text();
+  if (replayed.value().missed) return "its replay missed a guard that the request itself had met";
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    auto eager = engine_->storage(names[i]);
+    if (!eager.ok()) return eager.status().text();
+    const auto a = executor::make_tensor(eager.value(), outputs[i]).contiguous();
+    const auto b = executor::make_tensor(replayed.value().outputs[i], outputs[i]).contiguous();
+    if (a.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) != 0)
+      return "its replay gave other bits than the request itself, in output " + std::to_string(i);
+  }
+  return {};
+}
+
+// What the session holds and never changes becomes part of the tape's file, where it is small.
+void Recorder::capture(Verified& verified) {
+  const Tape& tape = verified.player->tape();
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < tape.places.size(); ++i) {
+    const Place& place = tape.places[i];
+    if (place.kind != Class::kHeld) continue;
+    held_.insert(place.value);
+    auto storage = find(place);
+    if (place.written || !storage.ok() || (bytes += storage.value().nbytes()) > kMaxHeldBytes) return;
+    const auto* data = static_cast<const std::byte*>(storage.value().data());
+    verified.captured.emplace(i, std::vector<std::byte>(data, data + storage.value().nbytes()));
+  }
+}
+
+Result<c10::Storage> Recorder::find(const Place& place) const {
+  const std::uint64_t name = place.kind == Class::kWeight ? options_.origin.model_base + place.value : place.value;
+  return engine_->storage(name);
+}
+
+Status Recorder::on_replay(executor::Engine& engine, std::uint64_t tape, std::span<const std::uint64_t> inputs,
+                           std::span<const std::uint64_t> outputs, std::vector<std::byte>& answer) {
+  Outcome outcome = Outcome::kNoTape;
+  wire::Writer out;
+  out.word(0);
+  out.word(0);
+  Entry* entry = this->entry(tape);
+  std::vector<c10::Storage> given;
+  for (const auto name : inputs) {
+    auto storage = engine.storage(name);
+    if (!storage.ok()) return storage.status();
+    given.push_back(std::move(storage).value());
+  }
+  for (std::size_t i = 0; entry != nullptr && i < entry->tapes.size(); ++i) {
+    Player& player = *entry->tapes[i].player;
+    if (player.tape().outputs.size() > outputs.size())
+      return Status(Code::kInvalid, "REPLAY names fewer outputs than the tape has");
+    auto replayed = player.run(given, surroundings());
+    if (!replayed.ok()) return replayed.status();
+    outcome = replayed.value().missed ? Outcome::kGuardMissed : Outcome::kDone;
+    if (replayed.value().missed) continue;
+    for (const Place& place : player.tape().places)
+      if (place.kind == Class::kHeld && place.written) touched(place.value);
+    for (std::size_t k = 0; k < replayed.value().outputs.size(); ++k)
+      ROUSE_RETURN_IF_ERROR(engine.put(outputs[k], std::move(replayed.value().outputs[k])));
+    out[1] = player.tape().outputs.size();
+    write_outputs(player.tape(), out);
+    // What met its guards last is tried first: requests of one kind come together.
+    std::rotate(entry->tapes.begin(), entry->tapes.begin() + static_cast<long>(i),
+                entry->tapes.begin() + static_cast<long>(i) + 1);
+    break;
+  }
+  out[0] = static_cast<std::uint64_t>(outcome);
+  const auto bytes = out.as_bytes();
+  answer.assign(bytes.begin(), bytes.end());
+  return {};
+}
+
+std::vector<SignatureInfo> Recorder::info() const {
+  std::vector<SignatureInfo> found;
+  for (const auto& [signature, entry] : entries_) {
+    SignatureInfo info{signature, entry->recorded, static_cast<std::uint32_t>(entry->tapes.size()), 0, 0,
+                       {},        entry->refused};
+    for (const Verified& verified : entry->tapes) {
+      info.replays += verified.player->stats().replays;
+      info.guards_missed += verified.player->stats().guards_missed;
+    }
+    if (!entry->tapes.empty()) info.stats = entry->tapes.front().player->stats();
+    found.push_back(std::move(info));
+  }
+  return found;
+}
+
+Result<std::vector<std::vector<std::byte>>> Recorder::save(const Signature& signature) const {
+  const auto found = entries_.find(signature);
+  if (found == entries_.end() || found->second->tapes.empty())
+    return Status(Code::kNotFound, "there is no tape of this signature");
+  std::vector<std::vector<std::byte>> files;
+  for (const Verified& verified : found->second->tapes) {
+    Tape tape = verified.player->tape();
+    for (const auto& [place, data] : verified.captured) {
+      if (changed_.contains(tape.places[place].value)) continue;
+      tape.places[place] = {Class::kConstant, false, tape.blobs.size(), data.size()};
+      tape.blobs.push_back(data);
+    }
+    auto file = tape::save(tape);
+    if (!file.ok()) return file.status();
+    files.push_back(std::move(file).value());
+  }
+  return files;
+}
+
+Status Recorder::load(std::span<const std::byte> file) {
+  auto tape = tape::load(file);
+  if (!tape.ok()) return tape.status();
+  ROUSE_RETURN_IF_ERROR(fits(tape.value().origin, options_.origin));
+  Entry* entry = this->entry(tape.value().origin.signature);
+  if (entry == nullptr || entry->tapes.size() >= kMaxVariants)
+    return Status(Code::kExhausted, "this session has as many tapes as it may have");
+  auto player = Player::prepare(std::move(tape).value(), [this](const Place& place) { return find(place); });
+  if (!player.ok()) return player.status();
+  entry->tapes.push_back({std::move(player).value(), {}});
+  return {};
+}
+
+}  // namespace rouse::tape
