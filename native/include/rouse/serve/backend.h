@@ -1,0 +1,89 @@
+// What the process of an executor needs of the device it serves. The program gives it PyTorch's engine; tests give it
+// something trivial.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "rouse/base/status.h"
+#include "rouse/ring/ring.h"
+#include "rouse/serve/link_server.h"
+#include "rouse/serve/rpc_error.h"
+#include "rouse/serve/tensors.h"
+
+namespace rouse::serve {
+
+struct SessionSpec {
+  std::string session_id;
+  std::string version_id;  // Empty: scratch only.
+  uint64_t scratch_bytes = 0;
+};
+
+struct ModelGroup {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+
+struct ModelSpec {
+  std::string version_id;
+  std::string attachment_id;
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+  std::string image_path;
+  std::vector<ModelGroup> groups;
+};
+
+struct TapeInfo {
+  std::string signature;
+  uint64_t replays = 0;
+  uint64_t guards_missed = 0;
+};
+
+struct MemoryInfo {
+  uint64_t capacity_bytes = 0;
+  uint64_t mapped_bytes = 0;
+  uint64_t free_bytes = 0;
+};
+
+// What went right, or the error that the caller gets.
+template <typename T>
+using Answer = std::variant<T, RpcError>;
+
+// One session's side of the device. Used by one thread at a time.
+class SessionWork {
+ public:
+  virtual ~SessionWork() = default;
+  // One whole message, in memory that no other process can change. Not ok: the session ends.
+  virtual Status handle(std::span<const std::byte> message, ring::Producer& out) = 0;
+  virtual uint64_t scratch_bytes() const = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string device() const = 0;
+  virtual std::string torch_version() const = 0;
+  virtual MemoryInfo memory() const = 0;
+
+  // Called on the thread that will handle its messages.
+  virtual Result<std::unique_ptr<SessionWork>> open_session(const SessionSpec& spec) = 0;
+
+  // These may block; one is called at a time, `execute` beside them and in its turn on the device.
+  virtual Answer<std::monostate> map_model(const ModelSpec& spec) = 0;
+  virtual Answer<uint64_t> unmap_model(const std::string& version_id) = 0;
+  virtual Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id,
+                                                   const std::vector<std::string>& paths) = 0;
+  virtual std::vector<TapeInfo> tapes(const std::string& version_id) const = 0;
+
+  // Replays a version's tape for these inputs. The answer is a serialised TensorBatch. `ended`: nobody waits any more.
+  virtual Answer<std::string> execute(const std::string& version_id, const ExecuteRequest& request,
+                                      const LinkCall& call) = 0;
+};
+
+}  // namespace rouse::serve

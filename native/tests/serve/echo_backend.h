@@ -1,0 +1,122 @@
+// A device that is trivial, for tests of everything around it: sessions answer SYNC, tapes give their inputs back.
+#pragma once
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "rouse/serve/backend.h"
+#include "rouse/wire/format.h"
+
+namespace rouse::serve::testing {
+
+class EchoWork : public SessionWork {
+ public:
+  explicit EchoWork(uint64_t scratch_bytes) : scratch_bytes_(scratch_bytes) {}
+
+  Status handle(std::span<const std::byte> message, ring::Producer& out) override {
+    wire::Header header;
+    std::memcpy(&header, message.data(), sizeof(header));
+    switch (static_cast<wire::Kind>(header.kind)) {
+      case wire::Kind::kSync: {
+        if (message.size() != sizeof(wire::Sync)) return Status(Code::kInvalid, "SYNC has another size");
+        Result<std::byte*> room = out.reserve(sizeof(wire::Sync), ring::Clock::now() + std::chrono::seconds(5));
+        if (!room.ok()) return room.status();
+        wire::Sync done;
+        std::memcpy(&done, message.data(), sizeof(done));
+        done.header.kind = static_cast<uint16_t>(wire::Kind::kDone);
+        std::memcpy(room.value(), &done, sizeof(done));
+        out.commit(sizeof(done));
+        out.flush();
+        return {};
+      }
+      case wire::Kind::kCall:
+        return {};  // Taken, not answered.
+      default:
+        return Status(Code::kInvalid, "no message of kind " + std::to_string(header.kind));
+    }
+  }
+  uint64_t scratch_bytes() const override { return scratch_bytes_; }
+
+ private:
+  uint64_t scratch_bytes_;
+};
+
+// A "tape" is a file with one line, its signature: the datatype of the first input.
+class EchoBackend : public Backend {
+ public:
+  explicit EchoBackend(uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
+
+  std::string device() const override { return "host:0"; }
+  std::string torch_version() const override { return "none"; }
+  MemoryInfo memory() const override {
+    const std::lock_guard lock(mutex_);
+    return {capacity_bytes_, mapped_bytes_, capacity_bytes_ - mapped_bytes_};
+  }
+  Result<std::unique_ptr<SessionWork>> open_session(const SessionSpec& spec) override {
+    return std::unique_ptr<SessionWork>(new EchoWork(spec.scratch_bytes));
+  }
+  Answer<std::monostate> map_model(const ModelSpec& spec) override {
+    const std::lock_guard lock(mutex_);
+    if (spec.bytes > capacity_bytes_ - mapped_bytes_) {
+      return RpcError{RpcCode::kResourceExhausted, "DEVICE_MEMORY_FULL", "the device is full"};
+    }
+    mapped_bytes_ += spec.bytes;
+    models_[spec.version_id].bytes = spec.bytes;
+    return std::monostate();
+  }
+  Answer<uint64_t> unmap_model(const std::string& version_id) override {
+    const std::lock_guard lock(mutex_);
+    const uint64_t bytes = models_[version_id].bytes;
+    mapped_bytes_ -= bytes;
+    models_.erase(version_id);
+    return bytes;
+  }
+  Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id,
+                                           const std::vector<std::string>& paths) override {
+    const std::lock_guard lock(mutex_);
+    for (const std::string& path : paths) {
+      TapeInfo tape;
+      std::ifstream file(path);
+      if (!std::getline(file, tape.signature))
+        return RpcError{RpcCode::kInvalidArgument, "BAD_TAPE", path + " is none"};
+      models_[version_id].tapes.push_back(tape);
+    }
+    return models_[version_id].tapes;
+  }
+  std::vector<TapeInfo> tapes(const std::string& version_id) const override {
+    const std::lock_guard lock(mutex_);
+    const auto found = models_.find(version_id);
+    return found == models_.end() ? std::vector<TapeInfo>() : found->second.tapes;
+  }
+  Answer<std::string> execute(const std::string& version_id, const ExecuteRequest& request,
+                              const LinkCall& call) override {
+    {
+      const std::lock_guard lock(mutex_);
+      for (TapeInfo& tape : models_[version_id].tapes) {
+        if (request.inputs.empty() || request.inputs[0].datatype != tape.signature) continue;
+        ++tape.replays;
+        return write_tensors(request.inputs);
+      }
+    }
+    // For tests of deadlines: computes until nobody waits any more.
+    while (request.request_id == "endless" && !call.ended()) std::this_thread::yield();
+    return RpcError{RpcCode::kFailedPrecondition, "NO_TAPE", "version " + version_id + " has no tape for these inputs"};
+  }
+
+ private:
+  struct Model {
+    uint64_t bytes = 0;
+    std::vector<TapeInfo> tapes;
+  };
+
+  const uint64_t capacity_bytes_;
+  mutable std::mutex mutex_;
+  uint64_t mapped_bytes_ = 0;
+  std::map<std::string, Model> models_;
+};
+
+}  // namespace rouse::serve::testing
