@@ -159,6 +159,48 @@ Result<SessionOptions> read_open_session(Bytes message, const Config& config) {
   return options;
 }
 
+namespace {
+
+Result<TapeTensor> read_tape_tensor(Bytes message) {
+  TapeTensor tensor;
+  std::vector<uint64_t> shape;
+  ProtoReader reader(message, "TapeTensor");
+  while (reader.next()) {
+    if (reader.field() == 1) tensor.name = reader.text();
+    if (reader.field() == 2) tensor.datatype = reader.text();
+    if (reader.field() == 3) reader.varints(shape, kMaxDimensions);
+  }
+  ROUSE_RETURN_IF_ERROR(reader.status());
+  tensor.shape.assign(shape.begin(), shape.end());
+  return tensor;
+}
+
+Result<TapeFile> read_tape_file(Bytes message) {
+  TapeFile file;
+  ProtoReader reader(message, "TapeFile");
+  while (reader.next()) {
+    if (reader.field() == 1) {
+      file.path = reader.text();
+    } else if (reader.field() == 2) {
+      if (file.inputs.size() == kMaxTensors)
+        return bad("a tape has more than " + std::to_string(kMaxTensors) + " inputs");
+      Result<TapeTensor> input = read_tape_tensor(reader.bytes());
+      if (!input.ok()) return input.status();
+      file.inputs.push_back(std::move(input).value());
+    } else if (reader.field() == 3) {
+      if (file.output_names.size() == kMaxTensors) {
+        return bad("a tape has more than " + std::to_string(kMaxTensors) + " outputs");
+      }
+      file.output_names.emplace_back(reader.text());
+    }
+  }
+  ROUSE_RETURN_IF_ERROR(reader.status());
+  ROUSE_RETURN_IF_ERROR(check_text(file.path, "a tape's path", kMaxPathBytes, true));
+  return file;
+}
+
+}  // namespace
+
 Result<LoadTapesRequest> read_load_tapes(Bytes message) {
   LoadTapesRequest request;
   ProtoReader reader(message, "LoadTapesRequest");
@@ -166,9 +208,10 @@ Result<LoadTapesRequest> read_load_tapes(Bytes message) {
     if (reader.field() == 1) {
       request.version_id = reader.text();
     } else if (reader.field() == 2) {
-      if (request.paths.size() == kMaxTapePaths) return bad("more than " + std::to_string(kMaxTapePaths) + " tapes");
-      request.paths.emplace_back(reader.text());
-      ROUSE_RETURN_IF_ERROR(check_text(request.paths.back(), "a tape's path", kMaxPathBytes, true));
+      if (request.files.size() == kMaxTapeFiles) return bad("more than " + std::to_string(kMaxTapeFiles) + " tapes");
+      Result<TapeFile> file = read_tape_file(reader.bytes());
+      if (!file.ok()) return file.status();
+      request.files.push_back(std::move(file).value());
     }
   }
   ROUSE_RETURN_IF_ERROR(reader.status());
@@ -186,7 +229,7 @@ std::string write_session(const SessionInfo& session) {
       .text(2, session.version_id)
       .varint(3, session.connected ? 1 : 0)
       .varint(4, session.peer_pid)
-      .varint(5, session.messages)
+      .varint(5, session.turns)
       .varint(6, session.scratch_bytes)
       .number(7, session.device_ms)
       .out();

@@ -13,7 +13,7 @@ namespace rouse::serve {
 inline constexpr size_t kMaxIdBytes = 128;
 inline constexpr size_t kMaxPathBytes = 4096;
 inline constexpr size_t kMaxGroups = 1 << 16;
-inline constexpr size_t kMaxTapePaths = 1024;
+inline constexpr size_t kMaxTapeFiles = 1024;
 
 Result<ModelSpec> read_map_model(Bytes message);
 // Of UnmapModel and CloseSession: their one field.
@@ -23,7 +23,7 @@ Result<SessionOptions> read_open_session(Bytes message, const Config& config);
 
 struct LoadTapesRequest {
   std::string version_id;
-  std::vector<std::string> paths;
+  std::vector<TapeFile> files;
 };
 Result<LoadTapesRequest> read_load_tapes(Bytes message);
 

@@ -176,7 +176,7 @@ void CoreService::load_tapes(const Call& call, Bytes request) {
   const auto model = models_.find(read.value().version_id);
   if (model == models_.end() || !model->second.mapped) return call->fail(not_mapped(read.value().version_id));
   control(call, [this, call, wanted = read.value()] {
-    const Answer<std::vector<TapeInfo>> answer = backend_.load_tapes(wanted.version_id, wanted.paths);
+    const Answer<std::vector<TapeInfo>> answer = backend_.load_tapes(wanted.version_id, wanted.files);
     if (const auto* error = std::get_if<RpcError>(&answer)) return call->fail(*error);
     ProtoWriter out;
     for (const TapeInfo& tape : std::get<std::vector<TapeInfo>>(answer)) out.element(1, write_tape(tape));

@@ -7,7 +7,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <vector>
 
 #include "rouse/serve/log.h"
 #include "rouse/serve/session_protocol.h"
@@ -130,7 +129,7 @@ SessionInfo Session::info() const {
           options_.spec.version_id,
           peer_.valid(),
           peer_pid_,
-          messages_.load(std::memory_order_relaxed),
+          turns_taken_.load(std::memory_order_relaxed),
           scratch_bytes_.load(std::memory_order_relaxed),
           static_cast<double>(device_ns_.load(std::memory_order_relaxed)) / 1e6,
           2 * options_.ring_bytes};
@@ -162,28 +161,20 @@ void Session::run() {
 
 Status Session::work(SessionWork& work) {
   ring::Consumer& in = channel_->in();
-  std::vector<std::byte> copy;
   while (true) {
-    Result<std::span<const std::byte>> message = in.next(ring::Clock::now() + kPatience);
+    // Only looks: the message stays until its turn.
+    const Result<std::span<const std::byte>> message = in.next(ring::Clock::now() + kPatience);
     if (!message.ok()) return message.status();
     if (message.value().empty()) {
       if (channel_->dead()) return Status(Code::kPeerGone, "its process has gone");
       continue;
     }
     const Turns::Turn turn(turns_);
-    do {
-      // The client can change its bytes while we look at them, so we look at our own.
-      copy.assign(message.value().begin(), message.value().end());
-      in.release();
-      messages_.fetch_add(1, std::memory_order_relaxed);
-      ROUSE_RETURN_IF_ERROR(work.handle(copy, channel_->out()));
-      if (channel_->dead() || turn.over()) break;
-      message = in.next(ring::Clock::time_point::min());
-      if (!message.ok()) return message.status();
-    } while (!message.value().empty());
-    channel_->out().flush();
+    const Status handled = work.run(*channel_, turn.end());
+    turns_taken_.fetch_add(1, std::memory_order_relaxed);
     scratch_bytes_.store(work.scratch_bytes(), std::memory_order_relaxed);
     device_ns_.fetch_add(static_cast<uint64_t>(turn.elapsed().count()), std::memory_order_relaxed);
+    ROUSE_RETURN_IF_ERROR(handled);
   }
 }
 

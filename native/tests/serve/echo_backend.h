@@ -17,31 +17,39 @@ class EchoWork : public SessionWork {
  public:
   explicit EchoWork(uint64_t scratch_bytes) : scratch_bytes_(scratch_bytes) {}
 
-  Status handle(std::span<const std::byte> message, ring::Producer& out) override {
-    wire::Header header;
-    std::memcpy(&header, message.data(), sizeof(header));
-    switch (static_cast<wire::Kind>(header.kind)) {
-      case wire::Kind::kSync: {
-        if (message.size() != sizeof(wire::Sync)) return Status(Code::kInvalid, "SYNC has another size");
-        Result<std::byte*> room = out.reserve(sizeof(wire::Sync), ring::Clock::now() + std::chrono::seconds(5));
-        if (!room.ok()) return room.status();
-        wire::Sync done;
-        std::memcpy(&done, message.data(), sizeof(done));
-        done.header.kind = static_cast<uint16_t>(wire::Kind::kDone);
-        std::memcpy(room.value(), &done, sizeof(done));
-        out.commit(sizeof(done));
-        out.flush();
-        return {};
-      }
-      case wire::Kind::kCall:
-        return {};  // Taken, not answered.
-      default:
-        return Status(Code::kInvalid, "no message of kind " + std::to_string(header.kind));
+  Status run(ring::Channel& channel, ring::Clock::time_point deadline) override {
+    while (ring::Clock::now() < deadline) {
+      Result<std::span<const std::byte>> message = channel.in().next(ring::Clock::time_point::min());
+      if (!message.ok()) return message.status();
+      if (message.value().empty()) return {};
+      const std::vector<std::byte> copy(message.value().begin(), message.value().end());
+      channel.in().release();
+      ROUSE_RETURN_IF_ERROR(handle(copy, channel.out()));
     }
+    return {};
   }
   uint64_t scratch_bytes() const override { return scratch_bytes_; }
 
  private:
+  static Status handle(std::span<const std::byte> message, ring::Producer& out) {
+    wire::Header header;
+    std::memcpy(&header, message.data(), sizeof(header));
+    // Taken, not answered.
+    if (header.kind == static_cast<uint16_t>(wire::Kind::kCall)) return {};
+    if (header.kind != static_cast<uint16_t>(wire::Kind::kSync) || message.size() != sizeof(wire::Sync)) {
+      return Status(Code::kInvalid, "no message of kind " + std::to_string(header.kind));
+    }
+    Result<std::byte*> room = out.reserve(sizeof(wire::Sync), ring::Clock::now() + std::chrono::seconds(5));
+    if (!room.ok()) return room.status();
+    wire::Sync done;
+    std::memcpy(&done, message.data(), sizeof(done));
+    done.header.kind = static_cast<uint16_t>(wire::Kind::kDone);
+    std::memcpy(room.value(), &done, sizeof(done));
+    out.commit(sizeof(done));
+    out.flush();
+    return {};
+  }
+
   uint64_t scratch_bytes_;
 };
 
@@ -75,14 +83,13 @@ class EchoBackend : public Backend {
     models_.erase(version_id);
     return bytes;
   }
-  Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id,
-                                           const std::vector<std::string>& paths) override {
+  Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id, const std::vector<TapeFile>& files) override {
     const std::lock_guard lock(mutex_);
-    for (const std::string& path : paths) {
+    for (const TapeFile& wanted : files) {
       TapeInfo tape;
-      std::ifstream file(path);
+      std::ifstream file(wanted.path);
       if (!std::getline(file, tape.signature))
-        return RpcError{RpcCode::kInvalidArgument, "BAD_TAPE", path + " is none"};
+        return RpcError{RpcCode::kInvalidArgument, "BAD_TAPE", wanted.path + " is none"};
       models_[version_id].tapes.push_back(tape);
     }
     return models_[version_id].tapes;

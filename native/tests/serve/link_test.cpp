@@ -60,7 +60,7 @@ TEST(Link, TapesAnswerExecute) {
   EXPECT_NE(caller.ask(kExecute, request("r")).body.find("NO_TAPE"), std::string::npos);
   const std::string path = executor.path("tape");
   std::ofstream(path) << "FP32\n";
-  const std::string load = ProtoWriter().text(1, "v1").element(2, path).out();
+  const std::string load = ProtoWriter().text(1, "v1").element(2, ProtoWriter().text(1, path).out()).out();
   EXPECT_EQ(caller.ask(kCore + "LoadTapes", load).kind, FrameKind::kLast);
   const auto answer = caller.ask(kExecute, request("r"));
   EXPECT_EQ(answer.kind, FrameKind::kLast);

@@ -147,7 +147,10 @@ TEST(Fuzz, NoBytesCrashADecoder) {
           .text(3, "/tmp/s")
           .element(4, ProtoWriter().varint(1, 65536).number(3, 1.5).out())
           .out(),
-      ProtoWriter().text(1, "v").element(2, "/tmp/t").out(),
+      ProtoWriter()
+          .text(1, "v")
+          .element(2, ProtoWriter().text(1, "/t").element(2, ProtoWriter().text(1, "x").out()).out())
+          .out(),
       encode_frame(FrameKind::kCall, 3, encode_call_head("/a/b", std::chrono::seconds(1), "t"), 4) + "body",
   };
   std::mt19937 random(20);

@@ -39,6 +39,18 @@ struct ModelSpec {
   std::vector<ModelGroup> groups;
 };
 
+// Which request a tape answers: its inputs in the order in which they were recorded, and what its outputs are called.
+struct TapeTensor {
+  std::string name;
+  std::string datatype;
+  std::vector<int64_t> shape;
+};
+struct TapeFile {
+  std::string path;
+  std::vector<TapeTensor> inputs;
+  std::vector<std::string> output_names;
+};
+
 struct TapeInfo {
   std::string signature;
   uint64_t replays = 0;
@@ -55,12 +67,12 @@ struct MemoryInfo {
 template <typename T>
 using Answer = std::variant<T, RpcError>;
 
-// One session's side of the device. Used by one thread at a time.
+// One session's side of the device. Made, used and ended on the session's own thread, in its turns.
 class SessionWork {
  public:
   virtual ~SessionWork() = default;
-  // One whole message, in memory that no other process can change. Not ok: the session ends.
-  virtual Status handle(std::span<const std::byte> message, ring::Producer& out) = 0;
+  // Handles messages until `deadline`, or until there is none now, and flushes its answers. Not ok: the session ends.
+  virtual Status run(ring::Channel& channel, ring::Clock::time_point deadline) = 0;
   virtual uint64_t scratch_bytes() const = 0;
 };
 
@@ -78,7 +90,7 @@ class Backend {
   virtual Answer<std::monostate> map_model(const ModelSpec& spec) = 0;
   virtual Answer<uint64_t> unmap_model(const std::string& version_id) = 0;
   virtual Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id,
-                                                   const std::vector<std::string>& paths) = 0;
+                                                   const std::vector<TapeFile>& files) = 0;
   virtual std::vector<TapeInfo> tapes(const std::string& version_id) const = 0;
 
   // Replays a version's tape for these inputs. The answer is a serialised TensorBatch. `ended`: nobody waits any more.

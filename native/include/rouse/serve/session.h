@@ -31,7 +31,7 @@ struct SessionInfo {
   std::string version_id;
   bool connected = false;
   uint32_t peer_pid = 0;
-  uint64_t messages = 0;
+  uint64_t turns = 0;
   uint64_t scratch_bytes = 0;
   double device_ms = 0;
   uint64_t ring_bytes = 0;
@@ -74,7 +74,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::thread thread_;
 
   // Written by the session's thread.
-  std::atomic<uint64_t> messages_{0};
+  std::atomic<uint64_t> turns_taken_{0};
   std::atomic<uint64_t> scratch_bytes_{0};
   std::atomic<uint64_t> device_ns_{0};
 };

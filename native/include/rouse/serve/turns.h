@@ -1,6 +1,6 @@
 // Whose turn it is to compute on the device: one at a time, first come first served.
 //
-// A turn ends when its holder has nothing to do, or when it is longer than the quantum and somebody else waits. Leases
+// A turn ends when its holder has nothing to do, or after the quantum, at the next message. Leases
 // decide on the node whose requests come here at all; turns only keep one session from starving the others.
 #pragma once
 
@@ -26,8 +26,8 @@ class Turns {
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
     std::chrono::nanoseconds elapsed() const { return std::chrono::steady_clock::now() - start_; }
-    // Whether it has to end now, because others wait and it was long enough.
-    bool over() const { return turns_.waiting() && elapsed() > turns_.quantum_; }
+    // When it has to end if others wait. Who goes on alone takes the next turn at once.
+    std::chrono::steady_clock::time_point end() const { return start_ + turns_.quantum_; }
 
    private:
     Turns& turns_;
@@ -48,13 +48,8 @@ class Turns {
     }
     changed_.notify_all();
   }
-  bool waiting() const {
-    const std::lock_guard lock(mutex_);
-    return next_ - serving_ > 1;
-  }
-
   const std::chrono::microseconds quantum_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t next_ = 0;
   uint64_t serving_ = 0;

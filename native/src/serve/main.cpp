@@ -1,0 +1,7 @@
+// rouse-executor: the executor of one device.
+#include "rouse/serve/executor_main.h"
+#include "torch_backend.h"
+
+int main(int argc, char** argv, char** environment) {
+  return rouse::serve::executor_main(argc, argv, environment, rouse::serve::make_torch_backend);
+}
