@@ -4,8 +4,9 @@
 #include <array>
 #include <bit>
 #include <charconv>
-#include <cstring>
+#include <iomanip>
 #include <optional>
+#include <sstream>
 #include <string_view>
 
 namespace rouse::serve {
@@ -43,7 +44,7 @@ constexpr std::array<Number, 13> kNumbers{{
 }};
 constexpr std::array<Text, 2> kTexts{{
     {"device", &Config::device, "what it computes on, as host:0"},
-    {"listen", &Config::listen, "absolute path of the Unix socket of its link; needed"},
+    {"listen", &Config::listen, "absolute path of the Unix socket of its link, which is needed"},
 }};
 constexpr std::string_view kPrefix = "ROUSE_EXECUTOR_";
 
@@ -124,18 +125,16 @@ Result<Config> read_config(std::span<const char* const> arguments, const char* c
 
 std::string usage() {
   const Config defaults;
-  std::string out = "rouse-executor: computes on one device for the instances of a node.\n\n";
-  const auto line = [&](std::string_view name, std::string_view what, const std::string& value) {
-    std::string flag = "  --" + std::string(name);
-    flag.resize(std::max<size_t>(flag.size() + 1, 22), ' ');
-    out += flag + std::string(what) + (value.empty() ? "" : " (" + value + ")") + "; " + variable(name) + "\n";
+  std::ostringstream out;
+  out << "rouse-executor: computes on one device for the instances of a node.\n\n" << std::left;
+  const auto line = [&](std::string_view name, std::string_view what, const auto& value) {
+    out << "  --" << std::setw(18) << name << what << " (" << value << "); " << variable(name) << "\n";
   };
   for (const Text& text : kTexts) line(text.name, text.what, defaults.*text.member);
-  for (const Number& number : kNumbers) line(number.name, number.what, std::to_string(defaults.*number.member));
-  out +=
-      "\nExit codes: 0 stopped, 1 failed, 2 bad configuration, 3 the device cannot be used, 4 calls had to be cut "
-      "off.\n";
-  return out;
+  for (const Number& number : kNumbers) line(number.name, number.what, defaults.*number.member);
+  out << "\nExit codes: 0 stopped, 1 failed, 2 bad configuration, 3 the device cannot be used, 4 calls had to be cut "
+         "off.\n";
+  return out.str();
 }
 
 }  // namespace rouse::serve
