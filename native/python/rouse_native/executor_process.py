@@ -93,7 +93,7 @@ class ExecutorProcess:
         self._socket = settings.folder / f"executor-{settings.device.replace(':', '-')}.sock"
         self.client = ExecutorClient(links, f"unix:{self._socket}")
         self._process: subprocess.Popen[bytes] | None = None
-        self._ready = asyncio.Event()
+        self._ready, self._change = asyncio.Event(), asyncio.Event()
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.state = State.STOPPED
         self.reason = "not started"
@@ -121,6 +121,11 @@ class ExecutorProcess:
                 retry_after_s=self._settings.backoff_s,
                 device=self._settings.device,
             ) from None
+
+    async def changed(self) -> None:
+        """Returns when `state` has become another."""
+        change = self._change
+        await change.wait()
 
     def kill(self) -> None:
         """Ends the process at once; it is started again while it is kept running."""
@@ -270,6 +275,8 @@ class ExecutorProcess:
 
     def _become(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason
+        self._change.set()
+        self._change = asyncio.Event()
 
     def _explain(self, code: int) -> str:
         words = " | ".join(self._lines)

@@ -1,17 +1,19 @@
-"""An instance's end of a session, message by message (docs/native.md); the `rouse` device does this in C++.
+"""An instance's end of a session (docs/native.md): its socket, and, for tools and tests, its messages.
 
-For tools and tests: whoever sends what is no message of the protocol loses the session.
+The `rouse` device sends and reads messages in C++. Whoever sends what is no message loses the session.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
 from pathlib import Path
 
-from rouse_native._session import SessionClient
-
 SYNC, DONE = 9, 66
 _SYNC = struct.Struct("<IHHQ")
+_GREETING = struct.Struct("<QII")
+_MAGIC, _VERSION = 0x4E4F495353455352, 1
 
 
 class SessionError(Exception):
@@ -26,8 +28,32 @@ class SessionError(Exception):
         self.code = text.partition(":")[0]
 
 
+def dial(path: Path, timeout_s: float) -> tuple[int, int]:
+    """Connects to a session's socket and takes the rings.
+
+    Returns two descriptors that the caller closes: the rings' memory, and the connection. The executor keeps the
+    session as long as the connection is open; its hang-up says that the executor has ended. Raises SessionError.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+            greeting, rings, _, _ = socket.recv_fds(connection, _GREETING.size, 1)
+        except TimeoutError:
+            raise SessionError(f"DEADLINE: the executor at {path} did not greet within {timeout_s:g} s") from None
+        except OSError as error:
+            raise SessionError(f"PEER_GONE: no executor listens at {path}: {error}") from None
+        good = len(greeting) == _GREETING.size and _GREETING.unpack(greeting)[:2] == (_MAGIC, _VERSION)
+        if not good or len(rings) != 1:
+            for descriptor in rings:
+                os.close(descriptor)
+            raise SessionError(f"MISMATCH: what listens at {path} is no session of version {_VERSION}")
+        connection.setblocking(True)
+        return rings[0], connection.detach()
+
+
 class Session:
-    """The rings to an executor. One thread at a time.
+    """The rings to an executor, message by message. One thread at a time.
 
     Raises SessionError everywhere: PEER_GONE once the executor has ended or closed the session, DEADLINE where
     something takes too long, MISMATCH where the other side speaks another version.
@@ -35,6 +61,8 @@ class Session:
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         """Connects to the session's socket."""
+        from rouse_native._session import SessionClient
+
         try:
             self._client = SessionClient.connect(str(path), timeout_s)
         except RuntimeError as error:

@@ -9,6 +9,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "rouse/base/text.h"
+
 namespace rouse::serve {
 
 namespace {
@@ -106,7 +108,7 @@ Result<Config> read_config(std::span<const char* const> arguments, const char* c
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string_view argument(arguments[i]);
     if (!argument.starts_with("--")) {
-      return Status(Code::kInvalid, "'" + std::string(argument) + "' is not known; --help lists what is");
+      return Status(Code::kInvalid, text("'", argument, "' is not known; --help lists what is"));
     }
     const size_t equals = argument.find('=');
     const std::string flag(argument.substr(0, equals));
