@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "entry.h"
 #include "rouse/wire/words.h"
 
 namespace rouse::tape {
@@ -55,20 +56,6 @@ void write_outputs(const Tape& tape, wire::Writer& out) {
 }
 
 }  // namespace
-
-struct Recorder::Verified {
-  std::unique_ptr<Player> player;
-  // By place: what the session held and did not change, for files.
-  std::map<std::uint32_t, std::vector<std::byte>> captured;
-};
-
-struct Recorder::Entry {
-  Signature signature{};
-  std::vector<Tape> candidates;
-  std::vector<Verified> tapes;
-  std::uint32_t recorded = 0, fruitless = 0;
-  std::string refused;
-};
 
 Recorder::Recorder(RecorderOptions options) : options_(std::move(options)), arena_(executor::Arena::make()) {}
 Recorder::~Recorder() = default;
@@ -175,7 +162,8 @@ void Recorder::lost(std::uint64_t name) {
   };
   for (auto& [signature, entry] : entries_) {
     std::erase_if(entry->candidates, holds);
-    std::erase_if(entry->tapes, [&](const Verified& verified) { return holds(verified.player->tape()); });
+    std::erase_if(entry->players, [&](const auto& player) { return holds(player->tape()); });
+    entry->captured.erase(name);
   }
 }
 
@@ -199,8 +187,7 @@ void Recorder::on_end(std::uint64_t request, std::span<const std::uint64_t> name
 void Recorder::verify(Entry& entry, Recorded recorded, std::span<const std::uint64_t> names,
                       std::span<const executor::TensorSpec> outputs) {
   auto same = [&](const Tape& tape) { return same_stream(tape, recorded.tape); };
-  if (std::any_of(entry.tapes.begin(), entry.tapes.end(),
-                  [&](const Verified& verified) { return same(verified.player->tape()); }))
+  if (std::any_of(entry.players.begin(), entry.players.end(), [&](const auto& player) { return same(player->tape()); }))
     return;
   const auto found = std::find_if(entry.candidates.begin(), entry.candidates.end(), same);
   if (found == entry.candidates.end()) {
@@ -215,7 +202,7 @@ void Recorder::verify(Entry& entry, Recorded recorded, std::span<const std::uint
     entry.candidates.push_back(std::move(recorded.tape));
     return;
   }
-  if (entry.tapes.size() >= kMaxVariants) {
+  if (entry.players.size() >= kMaxVariants) {
     entry.refused = "it has " + std::to_string(kMaxVariants) + " tapes for values read back, and needs another";
     ++entry.fruitless;
     return;
@@ -229,11 +216,11 @@ void Recorder::verify(Entry& entry, Recorded recorded, std::span<const std::uint
     ++entry.fruitless;
     return;
   }
-  Verified verified{std::move(player).value(), {}};
-  capture(verified);
-  entry.tapes.push_back(std::move(verified));
+  capture(entry, *player.value());
+  entry.players.push_back(std::move(player).value());
   entry.refused.clear();
   entry.fruitless = 0;
+  if (!options_.folder.empty()) write_files(entry);
 }
 
 // The replay of what was just computed eagerly; empty where all bits agree.
@@ -264,17 +251,17 @@ std::string Recorder::compare(Player& player, std::span<const std::uint64_t> nam
 }
 
 // What the session holds and never changes becomes part of the tape's file, where it is small.
-void Recorder::capture(Verified& verified) {
-  const Tape& tape = verified.player->tape();
+void Recorder::capture(Entry& entry, const Player& player) {
   std::uint64_t bytes = 0;
-  for (std::uint32_t i = 0; i < tape.places.size(); ++i) {
-    const Place& place = tape.places[i];
+  for (const auto& [name, data] : entry.captured) bytes += data.size();
+  for (const Place& place : player.tape().places) {
     if (place.kind != Class::kHeld) continue;
     held_.insert(place.value);
-    auto storage = find(place);
-    if (place.written || !storage.ok() || (bytes += storage.value().nbytes()) > kMaxHeldBytes) return;
+    const auto storage = find(place);
+    if (place.written || !storage.ok() || (bytes += storage.value().nbytes()) > kMaxHeldBytes) continue;
     const auto* data = static_cast<const std::byte*>(storage.value().data());
-    verified.captured.emplace(i, std::vector<std::byte>(data, data + storage.value().nbytes()));
+    entry.captured[place.value].assign(data, data + storage.value().nbytes());
+    changed_.erase(place.value);
   }
 }
 
@@ -285,87 +272,45 @@ Result<c10::Storage> Recorder::find(const Place& place) const {
 
 Status Recorder::on_replay(executor::Engine& engine, std::uint64_t tape, std::span<const std::uint64_t> inputs,
                            std::span<const std::uint64_t> outputs, std::vector<std::byte>& answer) {
-  Outcome outcome = Outcome::kNoTape;
   wire::Writer out;
-  out.word(0);
-  out.word(0);
-  Entry* entry = this->entry(tape);
+  auto send = [&] {
+    const auto bytes = out.as_bytes();
+    answer.assign(bytes.begin(), bytes.end());
+    return Status();
+  };
+  if (tape == kDescribeTapes) {
+    const std::string text = describe();
+    out.word(static_cast<std::uint64_t>(Outcome::kDescription));
+    out.word(text.size());
+    out.text(text);
+    return send();
+  }
   std::vector<c10::Storage> given;
   for (const auto name : inputs) {
     auto storage = engine.storage(name);
     if (!storage.ok()) return storage.status();
     given.push_back(std::move(storage).value());
   }
-  for (std::size_t i = 0; entry != nullptr && i < entry->tapes.size(); ++i) {
-    Player& player = *entry->tapes[i].player;
-    if (player.tape().outputs.size() > outputs.size())
-      return Status(Code::kInvalid, "REPLAY names fewer outputs than the tape has");
-    auto replayed = player.run(given, surroundings());
-    if (!replayed.ok()) return replayed.status();
-    outcome = replayed.value().missed ? Outcome::kGuardMissed : Outcome::kDone;
-    if (replayed.value().missed) continue;
-    for (const Place& place : player.tape().places)
+  Entry* entry = this->entry(tape);
+  Played played;
+  if (entry != nullptr) {
+    for (const auto& player : entry->players)
+      if (player->tape().outputs.size() > outputs.size())
+        return Status(Code::kInvalid, "REPLAY names fewer outputs than the tape has");
+    auto result = play(entry->players, given, surroundings());
+    if (!result.ok()) return result.status();
+    played = std::move(result).value();
+  }
+  out.word(static_cast<std::uint64_t>(played.outcome));
+  out.word(played.outputs.size());
+  if (played.outcome == Outcome::kDone) {
+    for (const Place& place : played.tape->places)
       if (place.kind == Class::kHeld && place.written) touched(place.value);
-    for (std::size_t k = 0; k < replayed.value().outputs.size(); ++k)
-      ROUSE_RETURN_IF_ERROR(engine.put(outputs[k], std::move(replayed.value().outputs[k])));
-    out[1] = player.tape().outputs.size();
-    write_outputs(player.tape(), out);
-    // What met its guards last is tried first: requests of one kind come together.
-    std::rotate(entry->tapes.begin(), entry->tapes.begin() + static_cast<long>(i),
-                entry->tapes.begin() + static_cast<long>(i) + 1);
-    break;
+    for (std::size_t k = 0; k < played.outputs.size(); ++k)
+      ROUSE_RETURN_IF_ERROR(engine.put(outputs[k], std::move(played.outputs[k])));
+    write_outputs(*played.tape, out);
   }
-  out[0] = static_cast<std::uint64_t>(outcome);
-  const auto bytes = out.as_bytes();
-  answer.assign(bytes.begin(), bytes.end());
-  return {};
-}
-
-std::vector<SignatureInfo> Recorder::info() const {
-  std::vector<SignatureInfo> found;
-  for (const auto& [signature, entry] : entries_) {
-    SignatureInfo info{signature, entry->recorded, static_cast<std::uint32_t>(entry->tapes.size()), 0, 0,
-                       {},        entry->refused};
-    for (const Verified& verified : entry->tapes) {
-      info.replays += verified.player->stats().replays;
-      info.guards_missed += verified.player->stats().guards_missed;
-    }
-    if (!entry->tapes.empty()) info.stats = entry->tapes.front().player->stats();
-    found.push_back(std::move(info));
-  }
-  return found;
-}
-
-Result<std::vector<std::vector<std::byte>>> Recorder::save(const Signature& signature) const {
-  const auto found = entries_.find(signature);
-  if (found == entries_.end() || found->second->tapes.empty())
-    return Status(Code::kNotFound, "there is no tape of this signature");
-  std::vector<std::vector<std::byte>> files;
-  for (const Verified& verified : found->second->tapes) {
-    Tape tape = verified.player->tape();
-    for (const auto& [place, data] : verified.captured) {
-      if (changed_.contains(tape.places[place].value)) continue;
-      tape.places[place] = {Class::kConstant, false, tape.blobs.size(), data.size()};
-      tape.blobs.push_back(data);
-    }
-    auto file = tape::save(tape);
-    if (!file.ok()) return file.status();
-    files.push_back(std::move(file).value());
-  }
-  return files;
-}
-
-Status Recorder::load(std::span<const std::byte> file) {
-  auto tape = tape::load(file);
-  if (!tape.ok()) return tape.status();
-  ROUSE_RETURN_IF_ERROR(fits(tape.value().origin, options_.origin));
-  Entry* entry = this->entry(tape.value().origin.signature);
-  if (entry == nullptr || entry->tapes.size() >= kMaxVariants)
-    return Status(Code::kExhausted, "this session has as many tapes as it may have");
-  auto player = Player::prepare(std::move(tape).value(), [this](const Place& place) { return find(place); });
-  if (!player.ok()) return player.status();
-  entry->tapes.push_back({std::move(player).value(), {}});
-  return {};
+  return send();
 }
 
 }  // namespace rouse::tape

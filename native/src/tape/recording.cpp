@@ -135,8 +135,7 @@ void Recording::call(const std::shared_ptr<executor::Operation>& operation, std:
   if (awaits_value_) return refuse("what a call returned to Python is not known");
   const bool only_values = operation->has_values() && results.empty();
   // Not data_dependent(): that tag is the operator's, as of `index`, whose shape depends on data only with a mask.
-  if (learned && !only_values)
-    return refuse("the shape of what " + operation->name() + " returns depends on data");
+  if (learned && !only_values) return refuse("the shape of what " + operation->name() + " returns depends on data");
   if (operation->draws_random() && !seeded_)
     return refuse(operation->name() + " drew random numbers of a seed that was not set inside the request");
   if (tape_.instructions.empty()) tape_.origin.default_dtype = default_dtype();

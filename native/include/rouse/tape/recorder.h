@@ -13,14 +13,12 @@
 #include "rouse/executor/engine.h"
 #include "rouse/tape/player.h"
 #include "rouse/tape/recording.h"
+#include "rouse/tape/shelf.h"
 #include "rouse/tape/tape.h"
 
 namespace rouse::tape {
 
 // Bounds of one session.
-inline constexpr std::size_t kMaxSignatures = 1024;
-// Tapes of one signature: one for each way that its guards came out.
-inline constexpr std::size_t kMaxVariants = 8;
 // Streams of one signature that wait for a second like them.
 inline constexpr std::size_t kMaxCandidates = 4;
 // Requests of one signature that are recorded without any tape coming of it; then it is given up.
@@ -28,14 +26,14 @@ inline constexpr std::uint32_t kMaxAttempts = 16;
 // What a session holds and never changes goes into the file of a tape up to this many bytes together.
 inline constexpr std::uint64_t kMaxHeldBytes = 16u << 20;
 
-using Signature = std::array<std::uint64_t, 2>;
-
 struct RecorderOptions {
   // What tapes say of their origin; the signature is each request's own.
   Origin origin;
   executor::Residency* residency = nullptr;
   // Whether a verified tape is replayed once beside the eager request and its outputs compared bit by bit.
   bool compare = true;
+  // Where verified tapes are written, and read from at load_folder(); empty: nowhere.
+  std::string folder;
 };
 
 struct SignatureInfo {
@@ -47,8 +45,8 @@ struct SignatureInfo {
   std::string refused;  // why the last request gave no tape; empty: it did, or was the first
 };
 
-// Answers of REPLAY: one word, then the count of outputs, then a tensor item for each.
-enum class Outcome : std::uint64_t { kDone = 0, kGuardMissed = 1, kNoTape = 2 };
+// REPLAY of this tape, without inputs, is answered by describe().
+inline constexpr std::uint64_t kDescribeTapes = ~std::uint64_t{0};
 
 class Recorder final : public executor::Observer {
  public:
@@ -76,13 +74,16 @@ class Recorder final : public executor::Observer {
 
   // Signatures with their tapes and why others have none.
   std::vector<SignatureInfo> info() const;
+  // The same as JSON, for people and for clients.
+  std::string describe() const;
   // The file of each tape of a signature. REFUSED where one uses what only this session has; NOT_FOUND: no tapes.
   Result<std::vector<std::vector<std::byte>>> save(const Signature& signature) const;
   // Adds a tape out of a file. MISMATCH: of another PyTorch, device, or layout of the model.
   Status load(std::span<const std::byte> file);
+  // Adds all tapes in the options' folder. Those that do not fit here are left out, and counted in `left_out`.
+  Status load_folder(std::size_t& left_out);
 
  private:
-  struct Verified;
   struct Entry;
 
   Entry* entry(const Signature& signature);
@@ -92,7 +93,8 @@ class Recorder final : public executor::Observer {
               std::span<const executor::TensorSpec> outputs);
   std::string compare(Player& player, std::span<const std::uint64_t> names,
                       std::span<const executor::TensorSpec> outputs);
-  void capture(Verified& verified);
+  void capture(Entry& entry, const Player& player);
+  void write_files(const Entry& entry);
   void touched(std::uint64_t name);
   void lost(std::uint64_t name);
   Result<c10::Storage> find(const Place& place) const;
