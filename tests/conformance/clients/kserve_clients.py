@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from keyed import headers
 from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
 
 FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -46,18 +47,18 @@ def check_words(answer: Any) -> None:
 
 async def over_grpc(address: str) -> None:
     async with InferenceGRPCClient(address) as client:
-        assert await client.is_server_live()
-        assert await client.is_server_ready()
-        assert await client.is_model_ready("simple")
-        assert not await client.is_model_ready("nobody")
+        assert await client.is_server_live(headers=headers())
+        assert await client.is_server_ready(headers=headers())
+        assert await client.is_model_ready("simple", headers=headers())
+        assert not await client.is_model_ready("nobody", headers=headers())
         for binary in (True, False):
-            check(await client.infer(request(binary)))
-        check_words(await client.infer(words()))
+            check(await client.infer(request(binary), headers=headers()))
+        check_words(await client.infer(words(), headers=headers()))
         unknown = request(True)
         unknown.model_name = "nobody"
         caught: Any = None
         try:
-            await client.infer(unknown)
+            await client.infer(unknown, headers=headers())
         except grpc.RpcError as error:
             caught = error
         assert caught is not None, "an unknown model was accepted"
@@ -68,16 +69,16 @@ async def over_grpc(address: str) -> None:
 async def over_rest(address: str) -> None:
     async with InferenceRESTClient(RESTConfig(protocol="v2", timeout=60)) as client:
         url = f"http://{address}"
-        assert await client.is_server_live(url)
-        assert await client.is_server_ready(url)
-        assert await client.is_model_ready(url, "simple")
-        assert not await client.is_model_ready(url, "nobody")
+        assert await client.is_server_live(url, headers=headers())
+        assert await client.is_server_ready(url, headers=headers())
+        assert await client.is_model_ready(url, "simple", headers=headers())
+        assert not await client.is_model_ready(url, "nobody", headers=headers())
         for binary in (True, False):
-            check(await client.infer(url, request(binary), model_name="simple"))
-        check_words(await client.infer(url, words(), model_name="simple_identity"))
+            check(await client.infer(url, request(binary), model_name="simple", headers=headers()))
+        check_words(await client.infer(url, words(), model_name="simple_identity", headers=headers()))
         caught: Any = None
         try:
-            await client.infer(url, request(True), model_name="nobody")
+            await client.infer(url, request(True), model_name="nobody", headers=headers())
         except Exception as error:  # noqa: BLE001 - of httpx, whose error is named in its text alone
             caught = error
         assert "404" in str(caught), caught

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpc
+from keyed import keyed
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 WAIT_S = 60.0
@@ -360,5 +361,5 @@ SCENARIOS = (
 
 if __name__ == "__main__":
     with grpc.InferenceServerClient(sys.argv[1]) as client:
-        next(scenario for scenario in SCENARIOS if scenario.__name__ == sys.argv[2])(client)
+        next(scenario for scenario in SCENARIOS if scenario.__name__ == sys.argv[2])(keyed(client, "grpc"))
     print("ok")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as grpc
+from keyed import keyed
 from tritonclient.utils import InferenceServerException
 
 
@@ -37,7 +38,7 @@ async def requests(count: int) -> AsyncIterator[dict[str, Any]]:
 
 
 async def main(address: str) -> None:
-    async with grpc.InferenceServerClient(address) as client:
+    async with keyed(grpc.InferenceServerClient(address), "grpc") as client:
         assert await client.is_server_ready()
         answers = await asyncio.gather(*(client.infer("simple", simple(number)) for number in range(50)))
         for number, answer in enumerate(answers):

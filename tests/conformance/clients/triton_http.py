@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
+from keyed import keyed
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tritonclient.utils import shared_memory as shm
 
@@ -151,7 +152,7 @@ def refusals(client: triton.InferenceServerClient) -> None:
 
 
 def synchronous(address: str) -> None:
-    client = triton.InferenceServerClient(address, concurrency=4)
+    client = keyed(triton.InferenceServerClient(address, concurrency=4), "http")
     infer_in_every_form(client)
     infer_by_shared_memory(client)
     refusals(client)
@@ -160,7 +161,7 @@ def synchronous(address: str) -> None:
 
 
 async def asynchronous(address: str) -> None:
-    async with triton_aio.InferenceServerClient(address) as client:
+    async with keyed(triton_aio.InferenceServerClient(address), "http") as client:
         assert await client.is_server_ready()
         assert (await client.get_model_config("simple"))["max_batch_size"] == 8
         both = [given("INPUT0", A), given("INPUT1", B, False)]
