@@ -16,7 +16,8 @@ from opentelemetry import context as otel_context
 from prometheus_client import Counter, Gauge
 
 from rouse_bus.failures import api_error, bus_down, translated
-from rouse_bus.link import Link, shown
+from rouse_bus.link import Link
+from rouse_bus.servers import Servers
 from rouse_common import telemetry
 from rouse_common.errors import NotFound, RouseError, Unavailable
 
@@ -81,7 +82,7 @@ class Bus:
     """
 
     def __init__(self, url: str, name: str) -> None:
-        self._url, self._name, self._server = url, name, shown(url)
+        self._servers, self._name = Servers.parse(url), name
         self._link: Link | None = None
         self._up = asyncio.Event()
         self._down = asyncio.Event()
@@ -236,10 +237,10 @@ class Bus:
         backoff_s, warned = FIRST_BACKOFF_S, False
         while True:
             try:
-                link = await Link.dial(self._url, self._name)
+                link = await Link.dial(self._servers, self._name)
             except RouseError as error:
                 if not warned:
-                    LOG.warning("waiting for NATS at %s: %s", self._server, error)
+                    LOG.warning("waiting for NATS at %s: %s", self._servers.shown, error)
                 warned = True
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
@@ -260,7 +261,7 @@ class Bus:
         self._down.set()
         CONNECTED.set(0)
         if not lost.cancelled():
-            LOG.warning("lost the connection to NATS at %s", self._server)
+            LOG.warning("lost the connection to NATS at %s", self._servers.shown)
 
     async def _welcome(self, link: Link) -> None:
         try:
@@ -273,7 +274,7 @@ class Bus:
         CONNECTED.set(1)
         self._down.clear()
         self._up.set()
-        LOG.info("connected to NATS at %s", self._server)
+        LOG.info("connected to NATS at %s", self._servers.shown)
         for callback in list(self._callbacks):
             try:
                 await callback()

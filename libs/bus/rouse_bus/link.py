@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from urllib.parse import urlsplit
+from typing import Any
 
 from nats import errors
 from nats.aio.client import Client
 
 from rouse_bus.failures import bus_down
+from rouse_bus.servers import Servers
 
 LOG = logging.getLogger(__name__)
 
@@ -19,10 +20,16 @@ PING_INTERVAL_S = 5
 MAX_OUTBOUND_BYTES = 8 << 20
 
 
-def shown(url: str) -> str:
-    """The servers of a URL without user and password. Raises ValueError where it is none."""
-    parts = [urlsplit(part if "://" in part else f"nats://{part}") for part in url.split(",")]
-    return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts)
+class _Guarded(Client):
+    """The client library's, which would go on in plain text, password and all, with a server that asks for no TLS."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection:
+            if not info.get("tls_required") and not info.get("tls_available"):
+                raise errors.Error("the server offers no TLS, and the URL asks for it")
+            # Of a server that leaves it to the client, too.
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
 
 
 class Link:
@@ -37,11 +44,11 @@ class Link:
         self.lost = lost
 
     @classmethod
-    async def dial(cls, url: str, name: str) -> Link:
+    async def dial(cls, servers: Servers, name: str) -> Link:
         """Connects once. Raises Unavailable BUS_DOWN."""
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         causes: list[Exception] = []
-        client = Client()
+        client = _Guarded() if servers.tls else Client()
 
         def broken(task: asyncio.Task[None]) -> None:
             if not task.cancelled():
@@ -55,14 +62,15 @@ class Link:
 
         try:
             await client.connect(
-                url.split(","), name=name, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
+                list(servers.urls), name=name, tls=servers.context(),
+                allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
                 connect_timeout=CONNECT_TIMEOUT_S, ping_interval=PING_INTERVAL_S, error_cb=failed,
                 pending_size=MAX_OUTBOUND_BYTES,
             )  # fmt: skip
         except Exception as error:  # the client hands on whatever its transport raised
             await cls(client, lost).close()
             cause = causes[0] if causes and isinstance(error, errors.NoServersError) else error
-            raise bus_down(f"connecting to {shown(url)}", cause) from error
+            raise bus_down(f"connecting to {servers.shown}", cause) from error
         except BaseException:
             await cls(client, lost).close()
             raise

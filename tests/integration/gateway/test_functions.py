@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -15,8 +16,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from rouse_common.errors import InvalidArgument
 from rouse_common.telemetry import JsonLinesExporter
 from rouse_contracts import functions
-from rouse_testkit.doubles_gateway import FP32_IDENTITY
+from rouse_gateway.app import GatewayApp
+from rouse_gateway.config import GatewayConfig
+from rouse_testkit.doubles_gateway import FP32_IDENTITY, Control
 from rouse_testkit.front import Front, eventually, floats, refused
+from rouse_testkit.running import running
 
 Code = grpc.StatusCode
 CODE = b"class F: ..."
@@ -245,3 +249,23 @@ async def test_eventually_fails_when_nothing_comes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("rouse_testkit.front.EVENTUALLY_S", 0.01)
     with pytest.raises(AssertionError, match="the moon"):
         await eventually(lambda: False, "the moon")
+
+
+async def test_the_status_knows_of_the_gateway_without_asking_it(control: Control, config: GatewayConfig) -> None:
+    """What clients see there may come from an authority that services do not believe."""
+    services = ("gateway=127.0.0.1:1", "scaler=127.0.0.1:1")
+    async with (
+        running(GatewayApp(dataclasses.replace(config, service=services))) as service,
+        grpc.aio.insecure_channel(await service.ready()) as channel,
+    ):
+        mesh = functions.FunctionServiceStub(channel)
+
+        async def states() -> dict[str, str]:
+            answer = await mesh.GetStatus(functions.GetStatusRequest(), timeout=10)
+            return {found.name: found.state for found in answer.services}
+
+        async def served() -> bool:
+            return (await states())["gateway"] == "SERVING"
+
+        await eventually(served, "the gateway serves")
+        assert await states() == {"gateway": "SERVING", "scaler": "UNREACHABLE"}

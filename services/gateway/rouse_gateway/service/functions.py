@@ -31,6 +31,7 @@ LOG = logging.getLogger(__name__)
 # For an upload without a deadline: blobs are up to many GiB.
 UPLOAD_TIMEOUT_S = 3600.0
 # Inspecting an artefact reads its files; a function may have to end what executes before it is deleted.
+ITSELF = "gateway"
 MANAGE_TIMEOUT_S = 120.0
 STATUS_TIMEOUT_S = 2.0
 
@@ -227,14 +228,16 @@ class FunctionService(functions.FunctionServiceServicer):
     ) -> functions.GetStatusResponse:
         """What can be said without cluster-manager is said without it; its own state tells that it is away."""
         timeout_s = min(STATUS_TIMEOUT_S, remaining_s(context, STATUS_TIMEOUT_S))
-        states, nodes = await asyncio.gather(
-            health.check_all(self._near.channels, self._near.services), self._nodes(timeout_s)
-        )
+        others = {name: address for name, address in self._near.services.items() if name != ITSELF}
+        states, nodes = await asyncio.gather(health.check_all(self._near.channels, others), self._nodes(timeout_s))
+        serving = self._routes.loaded.is_set() and not self._near.stopping.is_set()
+        # Asked over the network it would show what clients see, and another authority may have signed that.
+        states[ITSELF] = "SERVING" if serving else "NOT_SERVING"
         return functions.GetStatusResponse(
             mesh_version=self._mesh_version,
             services=[
-                functions.ServiceSummary(name=name, address=self._near.services[name], state=state)
-                for name, state in states.items()
+                functions.ServiceSummary(name=name, address=address, state=states[name])
+                for name, address in self._near.services.items()
             ],
             nodes=nodes,
             functions=len(self._routes.table.functions),
