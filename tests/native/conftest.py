@@ -10,6 +10,7 @@ def rouse() -> Iterator[str]:
     """The device, with an executor of its own for the tests of a file."""
     pytest.importorskip("rouse_native._redirect", reason="the native core is not built")
     from redirect_support import one_thread
+
     from rouse_native import redirect
 
     with one_thread(), redirect.spawn_local():

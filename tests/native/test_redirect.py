@@ -49,9 +49,23 @@ def sorting_and_masking(x: torch.Tensor) -> Any:
     values, order = x.sort(dim=1, descending=True)
     top = x.topk(2, dim=0)
     mask = x > 0
-    return (values, order, top.values, top.indices, x.masked_fill(mask, -1), x[mask], x.masked_select(~mask),
-            mask.nonzero(), torch.where(mask, x, -x), x.argmax(1), torch.unique((x * 4).round()), x[[0, 2]],
-            x[torch.tensor([1, 0])], x[:, None].expand(-1, 3, -1), torch.nonzero(mask, as_tuple=True))
+    return (
+        values,
+        order,
+        top.values,
+        top.indices,
+        x.masked_fill(mask, -1),
+        x[mask],
+        x.masked_select(~mask),
+        mask.nonzero(),
+        torch.where(mask, x, -x),
+        x.argmax(1),
+        torch.unique((x * 4).round()),
+        x[[0, 2]],
+        x[torch.tensor([1, 0])],
+        x[:, None].expand(-1, 3, -1),
+        torch.nonzero(mask, as_tuple=True),
+    )
 
 
 @function
@@ -63,33 +77,71 @@ def sampling(x: torch.Tensor) -> Any:
     generator = torch.Generator(device=x.device).manual_seed(3)
     other = torch.rand(5, device=x.device, generator=generator)
     dropped = torch.nn.functional.dropout(x, 0.5)
-    return (drawn, noise, state, other, dropped, torch.randperm(9, device=x.device), torch.randint(9, (4,), device=x.device),
-            torch.bernoulli(x.sigmoid()), torch.empty(4, 4, device=x.device).uniform_(), torch.rand_like(x),
-            torch.normal(0.0, 1.0, (20,), device=x.device))
+    return (
+        drawn,
+        noise,
+        state,
+        other,
+        dropped,
+        torch.randperm(9, device=x.device),
+        torch.randint(9, (4,), device=x.device),
+        torch.bernoulli(x.sigmoid()),
+        torch.empty(4, 4, device=x.device).uniform_(),
+        torch.rand_like(x),
+        torch.normal(0.0, 1.0, (20,), device=x.device),
+    )
 
 
 @function
 def lists_and_tuples(x: torch.Tensor) -> Any:
     parts = x.split(2)
     torch._foreach_add_(list(parts), 1.0)
-    return (torch.cat(parts), torch.stack([x, x]), x.unbind(1), x.chunk(2, 1), torch._foreach_mul([x, x], [2.0, 3.0]),
-            torch.var_mean(x, dim=1), x.max(1), torch.aminmax(x), torch.meshgrid(x[0], x[1], indexing="ij"))
+    return (
+        torch.cat(parts),
+        torch.stack([x, x]),
+        x.unbind(1),
+        x.chunk(2, 1),
+        torch._foreach_mul([x, x], [2.0, 3.0]),
+        torch.var_mean(x, dim=1),
+        x.max(1),
+        torch.aminmax(x),
+        torch.meshgrid(x[0], x[1], indexing="ij"),
+    )
 
 
 @function
 def formats_and_numbers(x: torch.Tensor) -> Any:
     image = x.reshape(1, 2, 2, -1).contiguous(memory_format=torch.channels_last)
     whole = torch.arange(6, device=x.device)
-    return (image, torch.nn.functional.conv2d(image, torch.ones(3, 2, 1, 1, device=x.device)), whole / 4, whole * 0.5,
-            torch.tensor(3, device=x.device) * x.double(), x.half().sum(), x.bfloat16() @ x.bfloat16().T,
-            whole.float().mean(), torch.zeros((), device=x.device) + 2, torch.full((2, 2), 3, device=x.device))
+    return (
+        image,
+        torch.nn.functional.conv2d(image, torch.ones(3, 2, 1, 1, device=x.device)),
+        whole / 4,
+        whole * 0.5,
+        torch.tensor(3, device=x.device) * x.double(),
+        x.half().sum(),
+        x.bfloat16() @ x.bfloat16().T,
+        whole.float().mean(),
+        torch.zeros((), device=x.device) + 2,
+        torch.full((2, 2), 3, device=x.device),
+    )
 
 
 @function
 def complex_numbers(x: torch.Tensor) -> Any:
     z = torch.complex(x, x.flip(0))
-    return (z.conj() * z, torch.fft.fft(x), z.abs(), torch.view_as_real(z), z.conj().T @ z, z.imag.neg(), z.conj().imag,
-            torch.fft.irfft(torch.fft.rfft(x)), z.conj(), z.angle())
+    return (
+        z.conj() * z,
+        torch.fft.fft(x),
+        z.abs(),
+        torch.view_as_real(z),
+        z.conj().T @ z,
+        z.imag.neg(),
+        z.conj().imag,
+        torch.fft.irfft(torch.fft.rfft(x)),
+        z.conj(),
+        z.angle(),
+    )
 
 
 @function
@@ -159,12 +211,12 @@ def test_a_failure_that_depends_on_data_surfaces_with_the_operators_name(rouse: 
     table, good, bad = build(rouse), torch.tensor([0, 1], device=rouse), torch.tensor([0, 99], device=rouse)
     assert_same(torch.nn.functional.embedding(good, table), build("cpu")[:2])
     lost = torch.nn.functional.embedding(bad, table)  # Same shapes: sent without waiting.
-    with pytest.raises(IndexError, match=r"aten::embedding"):
+    with pytest.raises(IndexError, match="aten::index_select"):
         redirect.synchronize()
     with pytest.raises(RuntimeError, match="failed"):
         lost.cpu()
     assert_same(table + 1, build("cpu") + 1)
-    with redirect.blocking(), pytest.raises(IndexError, match="embedding"):
+    with redirect.blocking(), pytest.raises(IndexError, match="aten::index_select"):
         torch.nn.functional.embedding(bad, table)
 
 
@@ -221,9 +273,7 @@ def test_a_dead_executor_is_an_error_not_a_wait() -> None:
         assert session.pid
         os.kill(session.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="executor"):
-            for _ in range(1000):
-                x = x + 1
-                x.cpu()
+            x.add(1).cpu()
     with redirect.spawn_local():
         with pytest.raises(RuntimeError, match="gone"):
             x + 1

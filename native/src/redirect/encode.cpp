@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "device.h"
@@ -26,6 +27,16 @@ std::uint8_t flags_of(const c10::TensorImpl& tensor) {
 // Operators that take a tensor in the host's memory by design, whatever the device.
 bool takes_host_tensors(const Operator& operation) {
   return operation.name == "aten::_pack_padded_sequence" || operation.name == "aten::_ctc_loss";
+}
+
+// Which of the tensors before shares the storage, counted from 1; 0: none. A part of the key, as what a call returns
+// depends on it: in-place is another template than out of place. Looked for among the first, to bound the work.
+std::uint32_t shared_with(const c10::StorageImpl* storage, const Encoded& encoded) {
+  constexpr std::size_t kLooked = 64;
+  for (std::size_t i = 0; i < std::min(kLooked, encoded.slots.size()); ++i) {
+    if (encoded.slots[i] == storage) return static_cast<std::uint32_t>(i) + 1;
+  }
+  return 0;
 }
 
 void encode_tensor(const Operator& operation, const at::Tensor& tensor, bool index, Encoded& encoded) {
@@ -55,14 +66,15 @@ void encode_tensor(const Operator& operation, const at::Tensor& tensor, bool ind
   if (impl.layout() != c10::kStrided || tensor.is_quantized() || tensor.is_nested()) {
     refuse(operation, "sparse, quantised and nested tensors are not redirected");
   }
-  encoded.key.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::typeMetaToScalarType(impl.dtype())), flags_of(impl),
+  const auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  encoded.key.item(Tag::kTensor, shared_with(storage, encoded),
+                   static_cast<std::uint8_t>(c10::typeMetaToScalarType(impl.dtype())), flags_of(impl),
                    static_cast<std::uint8_t>(impl.dim()));
   encoded.key.word(static_cast<std::uint64_t>(impl.storage_offset()));
   const auto sizes = impl.sizes();
   const auto strides = impl.strides();
   encoded.key.words({sizes.data(), sizes.size()});
   encoded.key.words({strides.data(), strides.size()});
-  const auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
   encoded.names.push_back(name_of(*storage));
   encoded.slots.push_back(storage);
   if (index) {

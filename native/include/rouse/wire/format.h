@@ -198,7 +198,8 @@ inline constexpr std::uint16_t kErrorEnds = 1;  // The session is over: the clie
 // Items: one word, then what the tag says. The same items are arguments, results and values.
 enum class Tag : std::uint8_t {
   kNone = 0,
-  kTensor = 1,       // {dtype, flags, dimensions}; offset, sizes, strides (elements): the next slot
+  kTensor = 1,       // {dtype, flags, dimensions}; offset, sizes, strides (elements): the next slot. `count`: which
+                     // earlier slot shares its storage, from 1, or 0
   kUndefined = 2,    // A tensor argument or result that is not defined.
   kNumber = 3,       // A 0-d tensor by value {dtype, flags}; two words
   kInt = 4,          // one word

@@ -44,7 +44,9 @@ class device:  # noqa: N801 - PyTorch's own name for it
 
 
 def _index(which: object) -> int:
-    found = which if isinstance(which, int) else torch.device(which if which is not None else "rouse").index or 0  # type: ignore[arg-type]
+    if isinstance(which, str | torch.device):
+        which = torch.device(which).index
+    found = which or 0
     if found not in (-1, 0):
         raise ValueError(f"there is one rouse device, rouse:0; rouse:{found} is not there")
     return 0

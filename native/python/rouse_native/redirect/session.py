@@ -48,7 +48,7 @@ class Session:
 
 
 def attach(rings: int, peer: int, patience_ms: int = PATIENCE_MS) -> Session:
-    """Connects over the rings in the memfd `rings`; `peer` is a stream socket whose hang-up says that the executor ended.
+    """Connects over the rings in the memfd `rings`; the stream socket `peer` hangs up when the executor ends.
 
     Both descriptors are taken over. An answer that takes longer than `patience_ms` ends the connection. Raises
     RuntimeError where the memfd does not hold rings of this version.
