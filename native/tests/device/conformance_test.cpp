@@ -1,4 +1,5 @@
-// What every device promises. One suite for all kinds: `cuda` runs it where there is a GPU.
+// What every device promises. One suite for all kinds: `cuda` runs it where there is a GPU, and its calls are checked
+// everywhere against a stand-in for the driver.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "rouse/device/cuda.h"
 #include "rouse/device/device.h"
 #include "rouse/device/host.h"
 #include "test_base.h"
@@ -253,14 +255,31 @@ Result<std::unique_ptr<Device>> host(uint64_t capacity) { return make_host_devic
 Result<std::unique_ptr<Device>> host_prefaulted(uint64_t capacity) {
   return make_host_device({.capacity = capacity, .prefault = true});
 }
+Result<std::unique_ptr<Device>> cuda(uint64_t capacity) { return make_cuda_device({.capacity = capacity}); }
+Result<std::unique_ptr<Device>> cuda_stand_in(uint64_t capacity) {
+  return make_cuda_device({.capacity = capacity, .driver = ROUSE_FAKE_DRIVER});
+}
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Conformance,
-                         testing::Values(Kind{"host", host}, Kind{"host_prefaulted", host_prefaulted}),
+                         testing::Values(Kind{"host", host}, Kind{"host_prefaulted", host_prefaulted},
+                                         Kind{"cuda_stand_in", cuda_stand_in}, Kind{"cuda", cuda}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(HostDevice, ACapacityThatIsNoMultipleOfAPieceIsRefused) {
   EXPECT_EQ(make_host_device({.capacity = 0}).status().code(), Code::kInvalid);
   EXPECT_EQ(make_host_device({.capacity = kMiB}).status().code(), Code::kInvalid);
+}
+
+TEST(CudaDevice, WhatIsNotThereIsSaid) {
+  EXPECT_EQ(make_cuda_device({.driver = "libno-such-driver.so"}).status().code(), Code::kUnsupported);
+  EXPECT_EQ(make_cuda_device({.driver = "libc.so.6"}).status().code(), Code::kUnsupported);
+  EXPECT_EQ(make_cuda_device({.ordinal = 9, .driver = ROUSE_FAKE_DRIVER}).status().code(), Code::kNotFound);
+  EXPECT_EQ(make_cuda_device({.capacity = kMiB, .driver = ROUSE_FAKE_DRIVER}).status().code(), Code::kInvalid);
+  EXPECT_EQ(make_cuda_device({.capacity = uint64_t{1} << 40, .driver = ROUSE_FAKE_DRIVER}).status().code(),
+            Code::kInvalid);
+  auto whole = make_cuda_device({.driver = ROUSE_FAKE_DRIVER});
+  ASSERT_TRUE(whole.ok());
+  EXPECT_GT(whole.value()->usage().capacity, 900 * kMiB) << "what is free, but for a little";
 }
 
 using HostDeathTest = testing::Test;
