@@ -16,7 +16,8 @@ from rouse_testkit.perf_analyzer import PerfAnalyzer, Unobtainable, obtain
 
 CLIENTS = Path(__file__).with_name("clients")
 TENANT = "outside"
-REFUSED = r"(?i)unauthenticated|401"
+# KServe's REST client says of a model only that it is not ready.
+REFUSED = r"(?i)unauthenticated|401|needs an API key|client.is_model_ready"
 
 
 @pytest.fixture(scope="module")

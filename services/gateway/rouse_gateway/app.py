@@ -17,7 +17,7 @@ from rouse_common.rpc import Channels, RpcServer
 from rouse_contracts import functions, inference
 from rouse_gateway import triton_metrics
 from rouse_gateway.access.guard import Access
-from rouse_gateway.access.http import authenticator
+from rouse_gateway.access.http import HttpAccess
 from rouse_gateway.access.view import VisibleRoutes
 from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
 from rouse_gateway.adapters.logs import Logs
@@ -135,7 +135,7 @@ class GatewayApp:
             stopping,
         )
         server = RpcServer(
-            config.listen, max_message_bytes=self._max_message_bytes, tls=config.public_tls, guard=entrance.guard.admit
+            config.listen, max_message_bytes=self._max_message_bytes, tls=config.public_tls, guard=entrance.guard
         )
         server.add(
             inference_service.register,
@@ -186,7 +186,7 @@ class GatewayApp:
         limits = Limits(self._max_message_bytes, self._config.max_http_buffer_mib << 20)
         tls = self._config.public_tls
         context = tls.server_context() if tls is not None else None
-        server = HttpServer(self._config.http_listen, make_app(router, limits, authenticator(guard)), limits, context)
+        server = HttpServer(self._config.http_listen, make_app(router, limits, HttpAccess(guard)), limits, context)
         server.bind()
         return server
 

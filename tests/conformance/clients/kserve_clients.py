@@ -46,19 +46,20 @@ def check_words(answer: Any) -> None:
 
 
 async def over_grpc(address: str) -> None:
+    metadata = tuple(headers().items())
     async with InferenceGRPCClient(address) as client:
-        assert await client.is_server_live(headers=headers())
-        assert await client.is_server_ready(headers=headers())
-        assert await client.is_model_ready("simple", headers=headers())
-        assert not await client.is_model_ready("nobody", headers=headers())
+        assert await client.is_server_live(headers=metadata)
+        assert await client.is_server_ready(headers=metadata)
+        assert await client.is_model_ready("simple", headers=metadata)
+        assert not await client.is_model_ready("nobody", headers=metadata)
         for binary in (True, False):
-            check(await client.infer(request(binary), headers=headers()))
-        check_words(await client.infer(words(), headers=headers()))
+            check(await client.infer(request(binary), headers=metadata))
+        check_words(await client.infer(words(), headers=metadata))
         unknown = request(True)
         unknown.model_name = "nobody"
         caught: Any = None
         try:
-            await client.infer(unknown, headers=headers())
+            await client.infer(unknown, headers=metadata)
         except grpc.RpcError as error:
             caught = error
         assert caught is not None, "an unknown model was accepted"

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -32,7 +33,10 @@ ACME: Metadata = (("authorization", "Bearer acme-key"),)
 DEPLOYER: Metadata = (("x-api-key", "acme-deployer"),)
 OTHER: Metadata = (("authorization", "Bearer other-key"),)
 ADMIN: Metadata = (("authorization", "Bearer admin-key"),)
-NAMES = {"acme-key": "acme", "acme-deployer": "acme", "other-key": "other", "admin-key": "default"}
+OTHER_KEY: Metadata = (("x-api-key", "acme-second"),)
+NAMES = {
+    "acme-key": "acme", "acme-deployer": "acme", "other-key": "other", "admin-key": "default", "acme-second": "acme",
+}  # fmt: skip
 ROLES = {"acme-deployer": access.ROLE_DEPLOY, "admin-key": access.ROLE_ADMIN}
 
 
@@ -189,6 +193,73 @@ async def test_a_key_revoked_is_refused_from_then_on(guarded: Front) -> None:
     del without.keys[:2]
     await announce(guarded.control, without)
     assert (await refused(call(guarded, "own", ACME, 1)))[1].reason == "BAD_KEY"
+
+
+async def test_an_open_stream_ends_when_its_key_is_revoked(guarded: Front) -> None:
+    """At once where the news comes by NATS, within REFETCH_S otherwise; what is under way on it ends, too."""
+
+    async def requests() -> AsyncIterator[inference.ModelInferRequest]:
+        yield guarded.model_request("own", 1.0)
+        await asyncio.Event().wait()
+
+    kept = guarded.models.ModelStreamInfer(requests(), timeout=30, metadata=OTHER_KEY)
+    streams = [guarded.models.ModelStreamInfer(requests(), timeout=30, metadata=ACME) for _ in range(2)]
+    logs = guarded.mesh.ReadLogs(functions.ReadLogsRequest(function="own", follow=True), timeout=30, metadata=DEPLOYER)
+    for stream in (*streams, kept):
+        assert not (await stream.read()).error_message
+    before = table(2)
+    for number in range(2):
+        before.keys[number].sha256 = b"another text" + bytes([number])
+    await announce(guarded.control, before)
+    for stream in (*streams, logs):
+        code, details, text = await refused(stream.read())
+        assert (code, details.reason) == (grpc.StatusCode.UNAUTHENTICATED, "KEY_REVOKED"), text
+    assert kept.done() is False
+    kept.cancel()
+
+
+async def test_a_stream_ends_when_its_key_runs_out(guarded: Front) -> None:
+    limited = table(2)
+    limited.keys[0].valid_until.FromMilliseconds(int(time.time() * 1000) + 1500)
+    await announce(guarded.control, limited)
+
+    async def requests() -> AsyncIterator[inference.ModelInferRequest]:
+        yield guarded.model_request("own", 1.0)
+        await asyncio.Event().wait()
+
+    stream = guarded.models.ModelStreamInfer(requests(), timeout=30, metadata=ACME)
+    assert not (await stream.read()).error_message
+    assert (await refused(stream.read()))[1].reason == "KEY_EXPIRED"
+
+
+async def test_events_over_http_end_when_the_key_is_revoked(guarded: Front) -> None:
+    told, more = asyncio.Event(), asyncio.Event()
+
+    async def endless(request: node.InferRequest) -> AsyncIterator[node.InferResponse]:
+        yield await echo(request)
+        told.set()
+        await more.wait()
+
+    guarded.control.add_function("events", nodes=["n0"], decoupled=True).tenant = "acme"
+    guarded.control.nodes["n0"].behaviour = endless
+    await guarded.publish()
+    host, port = guarded.http.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = b'{"x": [1.0]}'
+    writer.write(
+        b"POST /v2/models/events/generate_stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer acme-key\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    assert b"200" in await reader.readline()
+    await told.wait()
+    without = table(2)
+    del without.keys[:2]
+    await announce(guarded.control, without)
+    async with asyncio.timeout(10):
+        said = await reader.read()
+    assert b"data: " in said
+    assert not said.endswith(b"0\r\n\r\n"), "it looks as if all had been said"
+    writer.close()
 
 
 async def test_http_asks_for_keys_too(guarded: Front) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
@@ -13,16 +13,27 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rouse_common import telemetry
-from rouse_common.errors import InvalidArgument, Unimplemented
+from rouse_common.errors import InvalidArgument, RouseError, Unimplemented
 from rouse_common.observed import Observed
 from rouse_common.rpc import health
 from rouse_common.rpc.health import Health
 from rouse_common.rpc.options import server_options
 from rouse_common.rpc.reflection import Reflection
+from rouse_common.tasks import unless
 from rouse_common.tls import ServerTls
 from rouse_contracts.status import DETAILS_KEY, encode_details, shortened
 
-Guard = Callable[[str, Mapping[str, str], str], None]
+
+class Guard(Protocol):
+    """Who may call what."""
+
+    def admit(self, method: str, metadata: Mapping[str, str], peer: str) -> None:
+        """Raises the RouseError that refuses a call of a method, as /package.Service/Method."""
+        ...
+
+    async def lost(self, method: str, metadata: Mapping[str, str]) -> RouseError | None:
+        """Returns once a call that was admitted would be refused, and with what; None where that cannot be."""
+        ...
 
 
 def remaining_s(context: grpc.aio.ServicerContext, default_s: float) -> float:
@@ -38,8 +49,8 @@ class RpcServer:
         listen: host:port (port 0 takes a free one) or unix:PATH.
         max_message_bytes: largest message in either direction.
         max_concurrent: RPCs at work at once; further ones are refused with RESOURCE_EXHAUSTED.
-        guard: asked before every call but those of health and reflection, with its method, its metadata and its
-            peer; raises the RouseError that refuses it.
+        guard: asked before every call but those of health and reflection; streams of responses end when it would
+            not admit them any more.
         tls: what it shows and asks for; None: plain. Unix sockets are plain always.
     """
 
@@ -179,7 +190,16 @@ class _Observed:
     def pass_by(self, guard: Guard | None) -> None:
         """Asks the guard. Raises what it refuses with."""
         if guard is not None:
-            guard(self._method, self._metadata, self._context.peer())
+            guard.admit(self._method, self._metadata, self._context.peer())
+
+    @asynccontextmanager
+    async def while_admitted(self, guard: Guard | None) -> AsyncIterator[None]:
+        """As long as the guard admits the call. Raises what it would refuse it with."""
+        if guard is None:
+            yield
+            return
+        async with unless(partial(guard.lost, self._method, self._metadata)):
+            yield
 
     async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
@@ -210,7 +230,7 @@ def _stream_response(behaviour: Callable[..., Any], method: str, guard: Guard | 
     async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         async with _Observed(method, context) as observed:
             observed.pass_by(guard)
-            async with aclosing(behaviour(request, context)) as responses:
+            async with observed.while_admitted(guard), aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
 

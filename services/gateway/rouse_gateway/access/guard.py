@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Mapping
 
 from rouse_common.clock import Clock
@@ -38,6 +39,8 @@ class Access:
         self._clock = clock
         self._table = Table()
         self._known: dict[str, Holder] = {}
+        # Set, and replaced, with every new table.
+        self._changed = asyncio.Event()
         self._failures = Failures(clock)
 
     @property
@@ -52,6 +55,8 @@ class Access:
         self._known.clear()
         metrics.ACCESS_GENERATION.set(table.generation)
         self.loaded.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
         return True
 
     def admit(self, method: str, metadata: Mapping[str, str], peer: str) -> None:
@@ -60,8 +65,31 @@ class Access:
         Raises Unauthenticated NO_KEY | BAD_KEY | KEY_EXPIRED, PermissionDenied ROLE_MISSING, ResourceExhausted
         TOO_MANY_FAILURES, Unavailable NOT_READY.
         """
-        text = metadata.get("authorization") or metadata.get("x-api-key")
-        self.authorise(method, ROLES.get(method, ADMIN), text, peer)
+        self.authorise(method, ROLES.get(method, ADMIN), _text(metadata), peer)
+
+    async def lost(self, method: str, metadata: Mapping[str, str]) -> RouseError | None:
+        """Returns once a caller that was admitted would be refused: its key was revoked, ran out, or lost the role.
+        None at once where no key is needed."""
+        return await self.withdrawn(method, ROLES.get(method, ADMIN), _text(metadata))
+
+    async def withdrawn(self, what: str, role: int, text: str | None) -> RouseError | None:
+        """As `lost`, with the role that is needed and the text of the header."""
+        if not self.required or not text:
+            return None
+        while True:
+            changed, holder = self._changed, self._find(text)
+            if holder is None:
+                return Unauthenticated("KEY_REVOKED", f"this API key was revoked while {what} was under way: {HOW}")
+            try:
+                self._check(what, role, holder)
+            except RouseError as error:
+                return error
+            left_s = holder.valid_until - self._clock.now()
+            try:
+                async with asyncio.timeout(None if math.isinf(left_s) else left_s):
+                    await changed.wait()
+            except TimeoutError:
+                continue
 
     def authorise(self, what: str, role: int, text: str | None, peer: str) -> None:
         """As `admit`, with the role that is needed and the text of the header, which may be a bearer token."""
@@ -74,10 +102,16 @@ class Access:
         holder = self._known.get(text) if text else None
         if holder is None:
             holder = self._look_up(what, text or "", peer)
+        try:
+            self._check(what, role, holder)
+        except Unauthenticated as error:
+            raise self._refused(error, peer) from None
+        CALLER.set(holder.caller)
+
+    def _check(self, what: str, role: int, holder: Holder) -> None:
+        """Raises Unauthenticated KEY_EXPIRED, PermissionDenied ROLE_MISSING."""
         if holder.valid_until <= self._clock.now():
-            raise self._refused(
-                Unauthenticated("KEY_EXPIRED", "this API key is out of date; ask an administrator for a new one"), peer
-            )
+            raise Unauthenticated("KEY_EXPIRED", "this API key is out of date; ask an administrator for a new one")
         if holder.caller.role < role:
             metrics.REFUSED_CALLERS.labels("ROLE_MISSING").inc()
             raise PermissionDenied(
@@ -86,7 +120,6 @@ class Access:
                 f"'{holder.caller.tenant}' has {ROLE_NAMES[holder.caller.role]}",
                 key=holder.caller.key_id, tenant=holder.caller.tenant, role=ROLE_NAMES[role],
             )  # fmt: skip
-        CALLER.set(holder.caller)
 
     def _look_up(self, what: str, text: str, peer: str) -> Holder:
         if not self.loaded.is_set():
@@ -94,13 +127,10 @@ class Access:
                 "NOT_READY", "the gateway does not know any keys yet; it waits for cluster-manager",
                 retry_after_s=NOT_READY_RETRY_S,
             )  # fmt: skip
-        key = text[len(BEARER) :].strip() if text[: len(BEARER)].lower() == BEARER else text.strip()
-        if not key:
+        if not _key(text):
             metrics.REFUSED_CALLERS.labels("NO_KEY").inc()
             raise Unauthenticated("NO_KEY", f"{what} needs an API key: {HOW}")
-        holder = None
-        if len(key) <= MAX_TEXT_CHARS:
-            holder = self._table.holders.get(hashlib.sha256(key.encode(errors="replace")).digest())
+        holder = self._find(text)
         if holder is None:
             # Without the text, which may be a key with a letter missing.
             raise self._refused(Unauthenticated("BAD_KEY", f"this API key is unknown or was revoked: {HOW}"), peer)
@@ -108,6 +138,13 @@ class Access:
             self._known.clear()
         self._known[text] = holder
         return holder
+
+    def _find(self, text: str) -> Holder | None:
+        """Who has the key of a header's text."""
+        key = _key(text)
+        if len(key) > MAX_TEXT_CHARS:
+            return None
+        return self._table.holders.get(hashlib.sha256(key.encode(errors="replace")).digest())
 
     def _refused(self, error: Unauthenticated, peer: str) -> RouseError:
         metrics.REFUSED_CALLERS.labels(error.reason).inc()
@@ -118,6 +155,16 @@ class Access:
             "TOO_MANY_FAILURES", f"too many wrong API keys came from {host_of(peer)}; the last: {error.message}",
             retry_after_s=wait_s,
         )  # fmt: skip
+
+
+def _text(metadata: Mapping[str, str]) -> str | None:
+    return metadata.get("authorization") or metadata.get("x-api-key")
+
+
+def _key(text: str) -> str:
+    # Some clients leave the blank behind a header's colon in its value.
+    text = text.strip()
+    return text[len(BEARER) :].strip() if text[: len(BEARER)].lower() == BEARER else text
 
 
 # Who needs no key sees what is shared, and nothing else.

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from rouse_common.errors import RouseError
 from rouse_gateway.access.caller import OPEN
 from rouse_gateway.access.guard import Access
 from rouse_gateway.access.roles import role_of_path
 from rouse_gateway.http.router import Route
 
 
-def authenticator(guard: Access) -> Callable[[Mapping[bytes, bytes], Route, str], None]:
-    """What RestApp asks before it reads a request's body. It raises what Access.admit does."""
+class HttpAccess:
+    """What RestApp asks about callers; the answers are those of Access."""
 
-    def authenticate(headers: Mapping[bytes, bytes], route: Route, peer: str) -> None:
-        role = OPEN if route.open else role_of_path(route.template)
-        text = headers.get(b"authorization") or headers.get(b"x-api-key")
-        guard.authorise(f"{route.method} {route.template}", role, text.decode("latin-1") if text else None, peer)
+    def __init__(self, guard: Access) -> None:
+        self._guard = guard
 
-    return authenticate
+    def admit(self, headers: Mapping[bytes, bytes], route: Route, peer: str) -> None:
+        """Before a request's body is read. Raises what Access.admit does."""
+        self._guard.authorise(_what(route), _role(route), _text(headers), peer)
+
+    async def lost(self, headers: Mapping[bytes, bytes], route: Route) -> RouseError | None:
+        """Returns once a request that was admitted would be refused; None at once where no key is needed."""
+        return await self._guard.withdrawn(_what(route), _role(route), _text(headers))
+
+
+def _what(route: Route) -> str:
+    return f"{route.method} {route.template}"
+
+
+def _role(route: Route) -> int:
+    return OPEN if route.open else role_of_path(route.template)
+
+
+def _text(headers: Mapping[bytes, bytes]) -> str | None:
+    text = headers.get(b"authorization") or headers.get(b"x-api-key")
+    return text.decode("latin-1") if text else None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import Any, Protocol
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -19,6 +20,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from rouse_common import telemetry
 from rouse_common.errors import Cancelled, Internal, RouseError, Unauthenticated, Unavailable
+from rouse_common.tasks import unless
 from rouse_gateway import metrics
 from rouse_gateway.http import compression
 from rouse_gateway.http.body import Body
@@ -33,8 +35,6 @@ LOG = logging.getLogger(__name__)
 Scope = dict[str, Any]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-# Says who a request's headers, and its peer, stand for; raises Unauthenticated, PermissionDenied.
-Authenticate = Callable[[Mapping[bytes, bytes], Route, str], None]
 
 TRACE_HEADER = b"rouse-trace-id"
 UNKNOWN_ROUTE = "(unknown)"
@@ -44,18 +44,30 @@ JOINED_BYTES = 64 << 10
 COMPRESSED_HERE = 64 << 10
 
 
+class Callers(Protocol):
+    """Who may call what."""
+
+    def admit(self, headers: Mapping[bytes, bytes], route: Route, peer: str) -> None:
+        """Says who a request's headers, and its peer, stand for. Raises Unauthenticated, PermissionDenied."""
+        ...
+
+    async def lost(self, headers: Mapping[bytes, bytes], route: Route) -> RouseError | None:
+        """Returns once a request that was admitted would be refused, and with what; None where that cannot be."""
+        ...
+
+
 class RestApp:
     """Answers requests by the routes it is given.
 
     Args:
-        authenticate: asked before a body is read, for open routes too; None leaves it out.
+        callers: asked before a body is read, for open routes too, and while a stream goes out; None leaves it out.
     """
 
-    def __init__(self, router: Router, limits: Limits, budget: Budget, authenticate: Authenticate | None) -> None:
+    def __init__(self, router: Router, limits: Limits, budget: Budget, callers: Callers | None) -> None:
         self._router = router
         self._limits = limits
         self._budget = budget
-        self._authenticate = authenticate
+        self._callers = callers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = scope[CONNECTION]
@@ -78,13 +90,14 @@ class RestApp:
         try:
             route, values = self._router.find(exchange.method, exchange.path)
             exchange.begin(route)
-            if self._authenticate is not None:
-                self._authenticate(exchange.headers, route, exchange.peer)
+            if self._callers is not None:
+                self._callers.admit(exchange.headers, route, exchange.peer)
             content = await body.read()
             request = Request(exchange.method, exchange.path, values, exchange.headers, content)
             reply = await route.handler(request)
             if isinstance(reply, Stream):
-                await exchange.stream(reply)
+                async with self._while_admitted(exchange, route):
+                    await exchange.stream(reply)
             else:
                 await exchange.reply(reply)
             exchange.ended(None)
@@ -93,6 +106,14 @@ class RestApp:
         except Exception as error:
             LOG.error("%s %s failed unexpectedly", exchange.method, exchange.route, exc_info=error)
             await self._fail(exchange, body, _internal(exchange))
+
+    @asynccontextmanager
+    async def _while_admitted(self, exchange: _Exchange, route: Route) -> AsyncIterator[None]:
+        if self._callers is None:
+            yield
+            return
+        async with unless(partial(self._callers.lost, exchange.headers, route)):
+            yield
 
     async def _fail(self, exchange: _Exchange, body: Body, error: RouseError) -> None:
         exchange.ended(error)

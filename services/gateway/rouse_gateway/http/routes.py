@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from rouse_gateway.http.app import Authenticate, RestApp
+from rouse_gateway.http.app import Callers, RestApp
 from rouse_gateway.http.generate import Generate
 from rouse_gateway.http.limits import Budget, Limits
 from rouse_gateway.http.manage import Manage
@@ -71,6 +71,6 @@ async def describe(request: Request) -> Reply:
     return OPENAPI
 
 
-def make_app(router: Router, limits: Limits, authenticate: Authenticate | None = None) -> RestApp:
+def make_app(router: Router, limits: Limits, callers: Callers | None = None) -> RestApp:
     """The application over all its routes."""
-    return RestApp(router, limits, Budget(limits.buffered_bytes), authenticate)
+    return RestApp(router, limits, Budget(limits.buffered_bytes), callers)
