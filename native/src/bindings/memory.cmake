@@ -1,0 +1,1 @@
+rouse_module(_memory SOURCES memory.cpp LIBS rouse_transfer rouse_memory)
