@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 import rouse
 from rouse_testkit import models
 from rouse_testkit.mesh import Mesh
+from rouse_testkit.source import ROOT
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,6 +33,35 @@ def test_an_exported_program(mesh: Mesh, tmp_path: Path) -> None:
     with pytest.raises(rouse.InvalidArgument):
         client.infer("exported-mlp", {"input": np.zeros((65, 16), np.float32)})
     client.delete("exported-mlp")
+
+
+def test_the_exported_example(mesh: Mesh, tmp_path: Path) -> None:
+    """As its README says, but for the folder and the address; concurrent requests go together, each gets its own."""
+    example = runpy.run_path(str(ROOT / "examples" / "exported_mlp" / "build.py"))
+    client = mesh.client()
+    done = client.deploy(example["build"](tmp_path / "model"))
+    assert (done.function, done.version.format, done.version.batching) == (
+        "exported_mlp", "TORCH_EXPORT", rouse.Batching(32, 0)
+    )  # fmt: skip
+    assert [(t.name, t.shape) for t in done.version.outputs] == [("logits", (-1, 10)), ("digit", (-1,))]
+    torch.manual_seed(example["SEED"])
+    module = example["Mlp"]().eval()
+    images = np.random.default_rng(0).random((24, 28, 28), np.float32)
+
+    def call(start: int) -> rouse.Result:
+        return client.infer("exported_mlp", {"image": images[start : start + 2]})
+
+    with ThreadPoolExecutor(8) as callers:
+        answers = list(callers.map(call, range(0, len(images), 2)))
+    with torch.inference_mode():
+        want = {name: value.numpy() for name, value in module(torch.from_numpy(images)).items()}
+    for position, answer in enumerate(answers):
+        part = slice(2 * position, 2 * position + 2)
+        np.testing.assert_allclose(answer["logits"], want["logits"][part], rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(answer["digit"], want["digit"][part])
+    with pytest.raises(rouse.InvalidArgument):
+        client.infer("exported_mlp", {"image": np.zeros((example["MAX_BATCH"] + 1, 28, 28), np.float32)})
+    client.delete("exported_mlp")
 
 
 CONFIG = """
