@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rouse_loadtest.scenario import Scenario
-from rouse_loadtest.scenarios import batching, faults, overhead
+from rouse_loadtest.scenarios import batching, faults, overhead, swap
 
-SCENARIOS: Mapping[str, Scenario] = {s.name: s for s in (overhead.SCENARIO, batching.SCENARIO, faults.SCENARIO)}
+SCENARIOS: Mapping[str, Scenario] = {
+    s.name: s for s in (overhead.SCENARIO, batching.SCENARIO, faults.SCENARIO, swap.SCENARIO)
+}

@@ -108,7 +108,7 @@ class Device:
         return Usage(*self._native.usage())
 
     def measure_curve(self, to: int, image: HostImage, sizes: Sequence[int], rounds: int = 5) -> list[Point]:
-        """Copies an image to a mapped range in groups of each size, and says how fast: medians of `rounds`."""
+        """Copies an image to a mapped range in groups of each size; the fastest of `rounds`."""
         return [Point(*point) for point in self._native.measure_curve(to, image._native, list(sizes), rounds)]
 
 

@@ -57,9 +57,7 @@ Result<std::vector<Point>> measure_curve(device::Device& device, uint64_t to, co
   }
   std::vector<Point> curve;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    auto middle = seconds[i].begin() + static_cast<std::ptrdiff_t>(seconds[i].size() / 2);
-    std::nth_element(seconds[i].begin(), middle, seconds[i].end());
-    curve.push_back({sizes[i], static_cast<double>(bytes) / *middle});
+    curve.push_back({sizes[i], static_cast<double>(bytes) / *std::min_element(seconds[i].begin(), seconds[i].end())});
   }
   return curve;
 }

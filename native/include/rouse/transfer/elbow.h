@@ -20,7 +20,7 @@ struct Point {
 uint64_t elbow(std::span<const Point> curve, double share = 0.95);
 
 // Copies [from, from + bytes) to a mapped range in groups of each size, an event after each group, as a swap does;
-// the median of `rounds`. Takes about sizes × rounds × bytes / bandwidth.
+// the fastest of `rounds`, since others can only slow a copy down. Takes about sizes × rounds × bytes / bandwidth.
 Result<std::vector<Point>> measure_curve(device::Device& device, uint64_t to, const void* from, uint64_t bytes,
                                          std::span<const uint64_t> sizes, int rounds);
 

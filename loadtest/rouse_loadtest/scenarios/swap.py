@@ -1,0 +1,253 @@
+"""What it costs to run a model that is not on the device: its swap in runs beside the operations that need it.
+
+The device is `host`: the copy is a thread, and the operations are PyTorch's, one compute thread, in this process. Each
+operation waits for just what it reads: a layer's hook asks before the layer runs, an embedding's for its rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rouse_loadtest import plot
+from rouse_loadtest.report import Measure, table
+from rouse_loadtest.scenario import Run, Scenario
+
+MIB = 1 << 20
+SHARED_MEMORY = Path("/dev/shm")
+ALIGNMENT_BYTES = 64
+BANDWIDTH_BYTES = 256 * MIB
+BANDWIDTH_ROUNDS, MODEL_ROUNDS = 15, 9
+CURVE_BYTES = [(16 << 10) << i for i in range(12)]
+WAIT_S = 60.0
+SWAP_OVER_MEMCPY, SWAP_OVER_WARM = 0.90, {"resnet152_224": 1.08, "bert_128": 1.10}
+
+
+def resnet152_224() -> tuple[Any, dict[str, Any]]:
+    import torch
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(depths=[3, 8, 36, 3], layer_type="bottleneck", hidden_sizes=[256, 512, 1024, 2048])
+    return ResNetForImageClassification(config), {"pixel_values": torch.rand(1, 3, 224, 224)}
+
+
+def bert_128() -> tuple[Any, dict[str, Any]]:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    return BertModel(BertConfig()), {"input_ids": torch.randint(0, 30522, (1, 128))}
+
+
+MODELS = {"resnet152_224": resnet152_224, "bert_128": bert_128}
+
+
+@contextmanager
+def device_with(path: Path, size_bytes: int) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """A host device that has its pages, its ranges, a link into it and the image."""
+    from rouse_native.memory import Device, HostImage, Link, Space
+
+    capacity = -(-size_bytes // (2 * MIB)) * 2 * MIB
+    device = Device.host(capacity, prefault=True)
+    space = Space(device)
+    try:
+        yield device, space, Link(device), HostImage.open(str(path), size_bytes)
+    finally:
+        for one in space.ranges():
+            space.release(one.address)
+        space.check()
+
+
+def swap_in(space: Any, link: Any, image: Any, **how: Any) -> Any:
+    """Takes the model's range and begins to fill it."""
+    from rouse_native.memory import MODEL_BASE, Region
+
+    space.reserve(MODEL_BASE, image.size, Region.MODEL)
+    space.map(MODEL_BASE)
+    return link.start(MODEL_BASE, image, **how)
+
+
+def bandwidth(folder: Path, plots: Path, rounds: int, group_bytes: list[int]) -> Measure:
+    """A whole swap (range, memory, copy, told) beside one memcpy of the same image into memory that is there."""
+    from rouse_native.memory import MODEL_BASE, elbow
+
+    path = folder / "bandwidth.img"
+    path.write_bytes(bytes(BANDWIDTH_BYTES))
+    plain = mmap.mmap(-1, BANDWIDTH_BYTES)
+    to = ctypes.addressof(ctypes.c_char.from_buffer(plain))
+    ctypes.memset(to, 1, BANDWIDTH_BYTES)
+    shares, speeds = [], []
+    with device_with(path, BANDWIDTH_BYTES) as (device, space, link, image):
+        swap_in(space, link, image).wait(WAIT_S)
+        curve = device.measure_curve(MODEL_BASE, image, CURVE_BYTES, rounds=rounds)
+        space.release(MODEL_BASE)
+        group_bytes.append(elbow(curve))
+        for _ in range(rounds):
+            started = time.perf_counter()
+            ctypes.memmove(to, image.address, image.size)
+            copied = time.perf_counter()
+            swap_in(space, link, image, group_bytes=group_bytes[0]).wait(WAIT_S)
+            swapped = time.perf_counter()
+            space.release(MODEL_BASE)
+            shares.append((copied - started) / (swapped - copied))
+            speeds.append(image.size / (swapped - copied))
+    points = [(p.group_bytes / MIB, p.bytes_per_second / 1e9) for p in curve]
+    at = [point for point in points if point[0] == group_bytes[0] / MIB]
+    plot.lines(
+        plots / "swap_throughput.svg",
+        "Copying into a host device, by the size of a group",
+        "MiB a group",
+        "GB/s",
+        {"copied": points, f"elbow: {group_bytes[0] / MIB:g} MiB": at},
+    )
+    rows = [[f"{size:g}", f"{speed:.2f}", "elbow" if (size, speed) in at else ""] for size, speed in points]
+    print(table(rows, ["MiB a group", "GB/s", ""]), flush=True)
+    path.unlink()
+    note = "swap of 256 MiB into a host device over memcpy of the same image into memory that is there"
+    return Measure("bandwidth_over_memcpy", shares, "ratio", SWAP_OVER_MEMCPY, "higher", note)
+
+
+class Placed:
+    """A model whose parameters lie at fixed addresses of a device, and the image that it is swapped in from.
+
+    Offsets follow the order of first use, as a layout that knows the tape would choose them.
+
+    Args:
+        name: one of MODELS.
+        path: for the image.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        self._model, self._inputs = MODELS[name]()
+        self._model.eval()
+        self._offsets: dict[int, int] = {}
+        self._parameters: list[Any] = []
+        self.size_bytes = 0
+        self.swap: Any = None
+        """The one under way: operations wait for it."""
+        for module in self._model.modules():
+            if any(parameter is not None for parameter in module._parameters.values()):
+                module.register_forward_pre_hook(self._before)
+        self.expected = self.run()
+        for parameter in self._model.parameters():  # what no operation reads
+            self._meet(parameter)
+        self.order = [(self._offsets[id(p)], p.nbytes) for p in self._parameters]
+        """(offset, size) of what operations read, in the order of their first use."""
+        embeddings = [m.weight for m in self._model.modules() if isinstance(m, torch.nn.Embedding)]
+        self.tables = [(self._offsets[id(weight)], weight.nbytes) for weight in embeddings]
+        """What is read by rows."""
+        image = bytearray(self.size_bytes)
+        for (offset, size), parameter in zip(self.order, self._parameters, strict=True):
+            image[offset : offset + size] = parameter.detach().numpy().tobytes()
+        path.write_bytes(image)
+
+    def run(self) -> bytes:
+        """One inference."""
+        import torch
+
+        with torch.inference_mode():
+            return bytes(self._model(**self._inputs)[0].numpy().tobytes())
+
+    def move(self, space: Any) -> None:
+        """Lays the parameters where the image is swapped in."""
+        import torch
+
+        from rouse_native.memory import MODEL_BASE
+
+        for (offset, size), parameter in zip(self.order, self._parameters, strict=True):
+            view = space.view(MODEL_BASE + offset, size)
+            parameter.data = torch.frombuffer(view, dtype=parameter.dtype).view(parameter.shape)
+
+    def _meet(self, parameter: Any) -> None:
+        if id(parameter) not in self._offsets:
+            self._offsets[id(parameter)] = self.size_bytes
+            self._parameters.append(parameter)
+            self.size_bytes += -(-parameter.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def _before(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        for parameter in module._parameters.values():
+            if parameter is None:
+                continue
+            if self.swap is None:
+                self._meet(parameter)
+            else:
+                self._wait(module, parameter, arguments)
+
+    def _wait(self, module: Any, parameter: Any, arguments: tuple[Any, ...]) -> None:
+        import torch
+
+        from rouse_native.memory import MODEL_BASE
+
+        address = MODEL_BASE + self._offsets[id(parameter)]
+        if isinstance(module, torch.nn.Embedding):
+            rows = arguments[0].unique().tolist()
+            self.swap.wait_rows(address, parameter.nbytes // parameter.shape[0], rows, WAIT_S)
+        else:
+            self.swap.wait_ready(address, parameter.nbytes, WAIT_S)
+
+
+def timings(name: str, path: Path, rounds: int, group_bytes: int) -> dict[str, list[float]]:
+    """Seconds of a warm run, and of runs that begin without the model on the device."""
+    from rouse_native.memory import MODEL_BASE
+
+    placed = Placed(name, path)
+    taken: dict[str, list[float]] = {}
+    with device_with(path, placed.size_bytes) as (_, space, link, image):
+        how = {"order": placed.order, "tables": placed.tables}
+        ways: dict[str, Callable[[], object]] = {
+            "load_then_run": lambda: start(group_bytes).wait(WAIT_S),
+            "per_parameter": lambda: start(0),
+            "swap": lambda: start(group_bytes),
+        }
+
+        def start(group: int) -> Any:
+            placed.swap = swap_in(space, link, image, group_bytes=group, **how)
+            return placed.swap
+
+        start(group_bytes).wait(WAIT_S)
+        placed.move(space)
+        for _ in range(rounds + 1):
+            for way in ("warm", *ways):
+                started = time.perf_counter()
+                if way != "warm":
+                    space.release(MODEL_BASE)
+                    started = time.perf_counter()
+                    ways[way]()
+                got = placed.run()
+                taken.setdefault(way, []).append(time.perf_counter() - started)
+                placed.swap.wait(WAIT_S)
+                assert got == placed.expected, f"{name}, {way}: not what the model gives natively"
+    # The first round finds caches cold.
+    return {way: seconds[1:] for way, seconds in taken.items()}
+
+
+def measure(run: Run) -> Sequence[Measure]:
+    """Everything, and what it printed on the way."""
+    import torch
+
+    torch.set_num_threads(1)
+    rounds, model_rounds = (3, 2) if run.quick else (BANDWIDTH_ROUNDS, MODEL_ROUNDS)
+    measures, group_bytes = [], list[int]()
+    with tempfile.TemporaryDirectory(prefix="rouse-bench-", dir=SHARED_MEMORY) as temporary:
+        folder = Path(temporary)
+        measures.append(bandwidth(folder, run.plots, rounds, group_bytes))
+        for name in MODELS:
+            taken = timings(name, folder / f"{name}.img", model_rounds, group_bytes[0])
+            rows = [[way, f"{sorted(s)[len(s) // 2] * 1000:.1f}"] for way, s in taken.items()]
+            print(table(rows, [name, "ms"]), flush=True)
+            for way, bar in (("swap", SWAP_OVER_WARM[name]), ("load_then_run", None), ("per_parameter", None)):
+                ratios = [seconds / warm for seconds, warm in zip(taken[way], taken["warm"], strict=True)]
+                note = "not on the device before, one compute thread, over a run with the model there"
+                measures.append(Measure(f"{way}_over_warm.{name}", ratios, "ratio", bar, "lower", note))
+    return measures
+
+
+SCENARIO = Scenario("swap", "a model that is not on the device: swap in beside its run", 1.5, measure)
