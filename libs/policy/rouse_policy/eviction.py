@@ -12,12 +12,23 @@ candidate at all. Among the candidates:
 5. The copy of a pinned model that stays on a device never leaves.
 6. A claimant that is itself on another device evicts only copies, until `may_evict_last` says that it
    has waited for that device long enough.
-7. The rest goes by least recent use, and no more of it than is needed.
+7. The rest goes light models first, whose next swap costs their requests little (see `heaviness`), heavy ones after
+   them, each by least recent use; and no more of it than is needed. By `Order.LRU` heaviness does not count: the
+   baseline Torpor-LRU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Order(Enum):
+    """In which order models leave that may."""
+
+    POOL = "POOL"
+    LRU = "LRU"
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,7 @@ class Candidate:
         first_turn: place of the first request that waits for it in the order in which requests are served; None
             where none does.
         pinned: this copy stays whatever comes.
+        heavy: swapping it in from the host slows its requests down.
     """
 
     version: str
@@ -44,6 +56,7 @@ class Candidate:
     is_copy: bool = False
     first_turn: int | None = None
     pinned: bool = False
+    heavy: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,9 +102,10 @@ class State:
 
 @dataclass(frozen=True)
 class Settings:
-    """min_residency_s: how long a hot model stays after its load."""
+    """min_residency_s: how long a hot model stays after its load; order: whether heavy models leave last."""
 
     min_residency_s: float = 0.25
+    order: Order = Order.POOL
 
 
 @dataclass(frozen=True)
@@ -132,12 +146,15 @@ def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> 
                 retries.append(until)
         else:
             free.append(candidate)
-    order = sorted(free, key=lambda c: (not c.is_copy, c.last_used_at, c.version))
-    leaving = order[: _shortest_prefix(snapshot, spared, order)] if _fits(snapshot, spared) else None
-    if leaving is None:
+    if settings.order is Order.POOL:
+        order = sorted(free, key=lambda c: (not c.is_copy, c.heavy, c.last_used_at, c.version))
+    else:
+        order = sorted(free, key=lambda c: (c.last_used_at, c.version))
+    count = _shortest_prefix(snapshot, spared, order)
+    if count is None:
         reason = f"needs {_mib(snapshot.claim.size_bytes)}; " + ("; ".join(notes) or "nothing can leave")
         return Decision(False, (), min(retries, default=None), reason), state
-    leaving = _without_needless(snapshot, spared, order, leaving)
+    leaving = _without_needless(snapshot, spared, order, order[:count])
     victims = tuple(Victim(c.version, _why(c, snapshot.claim, now)) for c in leaving)
     room = f"{len(victims)} of {len(snapshot.candidates)} resting models leave" if victims else "fits without evicting"
     return Decision(True, victims, None, room), state
@@ -165,7 +182,7 @@ def spared_because(
     return None, None
 
 
-def _fits(snapshot: Snapshot, staying: list[Candidate]) -> bool:
+def _fits(snapshot: Snapshot, staying: Sequence[Candidate]) -> bool:
     """A device keeps room for the largest working memory among its models, so that each can always run."""
     claim = snapshot.claim
     weights = snapshot.kept_bytes + claim.size_bytes + sum(c.size_bytes for c in staying)
@@ -173,8 +190,20 @@ def _fits(snapshot: Snapshot, staying: list[Candidate]) -> bool:
     return weights + working <= snapshot.capacity_bytes
 
 
-def _shortest_prefix(snapshot: Snapshot, spared: list[Candidate], order: list[Candidate]) -> int:
-    return next(count for count in range(len(order) + 1) if _fits(snapshot, spared + order[count:]))
+def _shortest_prefix(snapshot: Snapshot, spared: list[Candidate], order: list[Candidate]) -> int | None:
+    """How many of `order` have to leave, from the front; None where all of them are not enough."""
+    if not _fits(snapshot, spared):
+        return None
+    claim = snapshot.claim
+    weights = snapshot.kept_bytes + claim.size_bytes + sum(c.size_bytes for c in spared)
+    working = max([snapshot.kept_working_bytes, claim.working_bytes, *(c.working_bytes for c in spared)])
+    # From the back: as many stay as fit together.
+    for position in range(len(order) - 1, -1, -1):
+        weights += order[position].size_bytes
+        working = max(working, order[position].working_bytes)
+        if weights + working > snapshot.capacity_bytes:
+            return position + 1
+    return 0
 
 
 def _without_needless(
@@ -183,7 +212,8 @@ def _without_needless(
     """Drops victims that a later, larger one made needless, the most recently used first."""
     for candidate in reversed(leaving[:-1]):
         fewer = [c for c in leaving if c is not candidate]
-        if _fits(snapshot, spared + [c for c in order if c not in fewer]):
+        gone = {c.version for c in fewer}
+        if _fits(snapshot, spared + [c for c in order if c.version not in gone]):
             leaving = fewer
     return leaving
 

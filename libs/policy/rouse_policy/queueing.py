@@ -1,19 +1,35 @@
 """Which version asks for a device next, and which arriving request is refused: the order of a node's queues.
 
 Between versions the one goes first whose next request's tenant has had least of the node for its weight (see
-`fairness`), and among those of one tenant the earliest deadline; the one that came earlier among equals. How many
-may ask for a device at once is limited in all and for each version, so that the others stay where they can expire
-and be cancelled cheaply. Who of a version goes is decided when the device is there (see `batching`).
+`fairness`), and among those of one tenant the order that is set: the earliest deadline, the earliest arrival, or by
+required request count (see `rrc`); the one that came earlier among equals. How many may ask for a device at once is
+limited in all and for each version, so that the others stay where they can expire and be cancelled cheaply. Who of a
+version goes is decided when the device is there (see `batching`).
+
+**Starvation.** By required request count, who is far from its objective waits for as long as others come. So of
+`fair_every` decisions one goes to the request that came first of all, once it has waited `patience_s`: with k requests
+before it, it goes at the latest `fair_every` * (k + 1) decisions after its patience is over.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+
+from rouse_policy import rrc
 
 # A pause between two executions counts as so many of the usual ones at most; shorter than this none is too long.
 LONGEST = 4.0
 SHORTEST_S = 0.001
+
+
+class Order(Enum):
+    """How the versions of one tenant are ordered."""
+
+    DEADLINE = "DEADLINE"
+    FIFO = "FIFO"
+    RRC = "RRC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +41,16 @@ class Head:
         deadline: when the request must be answered, seconds on the snapshot's clock.
         arrived: when it came, seconds on the same clock.
         tag: what its tenant has had of the node for its weight.
+        required: the version's required request count.
+        execution_s: what its execution takes at least, seconds; 0 where that is not known.
     """
 
     version_id: str
     deadline: float
     arrived: float
     tag: float = 0.0
+    required: float = 0.0
+    execution_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +58,15 @@ class Snapshot:
     """Args:
     heads: the versions that have a request queued and room for it to go on.
     acquiring: calls of all versions that ask for a device.
+    behind: (required request count, version) of all versions whose count is positive, ascending, whether or not they
+        have requests; ordering by it needs them.
+    versions: how many versions have had requests, for the same.
     """
 
-    heads: tuple[Head, ...]
+    heads: Sequence[Head]
     acquiring: int
+    behind: Sequence[tuple[float, str]] = ()
+    versions: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +77,12 @@ class Settings:
     smoothing: weight of the newest interval between two finished executions, 0 to 1.
     min_retry_s, max_retry_s: bounds of what a refused client is told to wait.
     unknown_retry_s: what it is told where nothing was measured yet.
+    order: how the versions of one tenant are ordered.
+    objective: by what required request counts are computed, and alpha is moved.
+    patience_s, fair_every: by required request count, one of so many decisions goes to who came first, once it has
+        waited so long.
+    late_last: by required request count, requests that can keep their deadline no more go after those that can. Not in
+        the paper, whose order spends a device on them while others become late.
     """
 
     max_acquiring: int = 64
@@ -60,11 +91,22 @@ class Settings:
     min_retry_s: float = 0.05
     max_retry_s: float = 30.0
     unknown_retry_s: float = 1.0
+    order: Order = Order.DEADLINE
+    objective: rrc.Settings = field(default_factory=rrc.Settings)
+    patience_s: float = 5.0
+    fair_every: int = 16
+    late_last: bool = False
 
 
 @dataclass(frozen=True)
 class State:
-    """Nothing to remember between two decisions in this form."""
+    """Args:
+    alpha: of the order by required request count; None before its first decision.
+    since_fair: decisions since the last that went to who came first.
+    """
+
+    alpha: rrc.Alpha | None = None
+    since_fair: int = 0
 
 
 class Action(Enum):
@@ -84,15 +126,49 @@ class Decision:
 
 
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
-    """Names the version that asks next. `now` does not matter to it."""
+    """Names the version that asks next."""
     if not snapshot.heads:
         return Decision(Action.WAIT, "", "nothing is queued that may go on"), state
     if snapshot.acquiring >= settings.max_acquiring:
         reason = f"{snapshot.acquiring} calls wait for a device, {settings.max_acquiring} is the limit"
         return Decision(Action.WAIT, "", reason), state
-    first = min(snapshot.heads, key=lambda head: (head.tag, head.deadline, head.arrived, head.version_id))
-    reason = f"least served tenant, then earliest deadline, of {len(snapshot.heads)} versions"
+    if settings.order is Order.RRC:
+        return _by_required_count(snapshot, state, settings, now)
+    if settings.order is Order.FIFO:
+        first = min(snapshot.heads, key=lambda head: (head.tag, head.arrived, head.version_id))
+        reason = f"least served tenant, then first come, of {len(snapshot.heads)} versions"
+    else:
+        first = min(snapshot.heads, key=lambda head: (head.tag, head.deadline, head.arrived, head.version_id))
+        reason = f"least served tenant, then earliest deadline, of {len(snapshot.heads)} versions"
     return Decision(Action.START, first.version_id, reason), state
+
+
+def _by_required_count(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
+    objective = settings.objective
+    alpha = state.alpha or rrc.Alpha(objective.first_alpha)
+    ratio = 1 - len(snapshot.behind) / snapshot.versions if snapshot.versions else 1.0
+    alpha = rrc.configure(alpha, ratio, objective, now)
+    oldest = min(snapshot.heads, key=lambda head: (head.arrived, head.version_id))
+    waited = now - oldest.arrived
+    if waited >= settings.patience_s and state.since_fair + 1 >= settings.fair_every:
+        reason = f"came first and has waited {waited:.3g} s; one in {settings.fair_every} decisions is for such"
+        return Decision(Action.START, oldest.version_id, reason), State(alpha, 0)
+    if len(snapshot.heads) == 1:
+        reason = f"required count {oldest.required:.4g}, the only version that waits"
+        return Decision(Action.START, oldest.version_id, reason), State(alpha, state.since_fair + 1)
+    last = rrc.boundary(snapshot.behind, alpha.value)
+
+    def key(head: Head) -> tuple[float, bool, bool, float, float, str]:
+        late = settings.late_last and now + head.execution_s > head.deadline
+        return (head.tag, late, *rrc.rank(head.required, head.version_id, last), head.arrived, head.version_id)
+
+    first = min(snapshot.heads, key=key)
+    group = "low" if rrc.rank(first.required, first.version_id, last)[0] else "high"
+    reason = (
+        f"required count {first.required:.4g}, {group} group (up to {last[0]:.4g}, alpha {alpha.value:.3g}), "
+        f"of {len(snapshot.heads)} versions"
+    )
+    return Decision(Action.START, first.version_id, reason), State(alpha, state.since_fair + 1)
 
 
 @dataclass(frozen=True, slots=True)
