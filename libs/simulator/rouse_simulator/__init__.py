@@ -1,0 +1,1 @@
+"""Late binding in virtual time: nodes and clusters that run the services' policies on recorded or drawn arrivals."""

@@ -1,0 +1,44 @@
+"""Recorded arrivals (loadtest/traces), and functions that play parts of them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+
+import numpy as np
+import numpy.typing as npt
+
+from rouse_loadtest.report import ROOT
+
+AZURE = ROOT / "loadtest" / "traces" / "azure_functions_2019_1350fn_1day_invocations.csv.gz"
+
+
+def azure_minutes() -> npt.NDArray[np.int64]:
+    """Invocations a minute: [functions, 1440]."""
+    with gzip.open(AZURE, "rt", newline="") as file:
+        rows = csv.reader(file)
+        next(rows)
+        return np.array([[int(cell) for cell in row[1:]] for row in rows])
+
+
+def windows(count: int, minutes: int, low: float, high: float, seed: int) -> list[list[int]]:
+    """Counts a minute for `count` functions: windows of the trace whose mean rate lies between two bounds.
+
+    Each function of the trace is drawn as often as any other that has such a window, and then one of its windows: so
+    the many windows of one busy timer do not drown the rest.
+
+    Args:
+        minutes: length of a window.
+        low, high: bounds of its mean, requests a minute.
+    """
+    trace = azure_minutes()
+    parts = trace[:, : trace.shape[1] // minutes * minutes].reshape(len(trace), -1, minutes)
+    means = parts.mean(axis=2)
+    fitting = (means >= low) & (means <= high)
+    functions = np.flatnonzero(fitting.any(axis=1))
+    random = np.random.default_rng(seed)
+    chosen = []
+    for function in random.choice(functions, count):
+        window = random.choice(np.flatnonzero(fitting[function]))
+        chosen.append([int(n) for n in parts[function, window]])
+    return chosen
