@@ -57,6 +57,7 @@ class Context:
         self._weights = weights
         self._layout = layout
         self._closed = False
+        self._modules: list[torch.nn.Module] = []
 
     def path(self, name: str) -> Path:
         """The path of a file or folder of the artefact. Do not write there: other instances read it.
@@ -98,7 +99,13 @@ class Context:
                 f"context.bind: '{file}' does not fit {type(module).__name__}: "
                 f"missing in the file: {shorten(report.missing)}; not in the module: {shorten(report.unexpected)}"
             )
+        self._modules.append(module)
         return report
+
+    @property
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """What was bound."""
+        return tuple(self._modules)
 
     def close(self) -> None:
         """Ends the time in which weights can be bound."""

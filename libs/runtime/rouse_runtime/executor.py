@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from rouse_contracts.functions import FunctionVersion, RequestOptions
 from rouse_contracts.wire import Buffer
 from rouse_runtime.handlers import Handler
 from rouse_runtime.job import Job, Result
+from rouse_runtime.redirected import Redirected
 from rouse_runtime.request import Request
 from rouse_runtime.running import Runner
 from rouse_runtime.watchdog import Watchdog
@@ -40,12 +41,14 @@ class Attachment:
         id: leases of this attachment begin with it.
         path, device: the segment's file and the device's name.
         threads: intra-operation threads that the device allows.
+        session: socket of the executor's session, where the function is redirected; there is no segment then.
     """
 
     id: str
     path: str
     device: str
     threads: int
+    session: str = ""
 
 
 class Executor:
@@ -104,14 +107,17 @@ class Executor:
                     device=present.device, **self._names,
                 )  # fmt: skip
             try:
-                if self._weights.image_bytes:
+                if isinstance(self._handler, Redirected):
+                    await _finished(self._worker.run(self._handler.connect, attachment.session))
+                elif self._weights.image_bytes:
                     await _to_the_end(self._weights.attach, attachment.path, size_bytes)
                 elif size_bytes:
                     raise SizeMismatch(f"the device's copy has {size_bytes} bytes, the function has no weights")
             except SizeMismatch as error:
                 raise FailedPrecondition("SIZE_MISMATCH", f"attach refused: {error}", **self._names) from error
-            except OSError as error:
-                raise Internal("ATTACH_FAILED", f"the segment cannot be mapped: {error}", **self._names) from error
+            except (OSError, RuntimeError) as error:
+                what = "session cannot be taken" if attachment.session else "segment cannot be mapped"
+                raise Internal("ATTACH_FAILED", f"the {what}: {error}", **self._names) from error
             self._attachment = attachment
             LOG.debug("attached device=%s attachment=%s", attachment.device, attachment.id)
 
@@ -125,7 +131,10 @@ class Executor:
             try:
                 await self._until_idle(timeout_s)
                 self._attachment = None
-                await _to_the_end(self._weights.detach)
+                if isinstance(self._handler, Redirected):
+                    await _finished(self._worker.run(self._handler.disconnect))
+                else:
+                    await _to_the_end(self._weights.detach)
             finally:
                 self._detaching = False
 
@@ -226,7 +235,12 @@ async def _to_the_end(work: Callable[..., None], *arguments: object) -> None:
 
     A mapping that changes behind the back of the state would let a request run on memory that is not there.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    await _finished(asyncio.to_thread(work, *arguments))
+
+
+async def _finished(work: Coroutine[Any, Any, None]) -> None:
+    """As `_to_the_end`, of work that is awaited."""
+    task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from rouse_contracts.coordination import GetAssignmentResponse
 from rouse_contracts.functions import ArtefactFormat
+from rouse_contracts.specs import is_redirected
 from rouse_runtime.confinement import prepare, set_environment
 from rouse_runtime.failures import LoadError, describe
 from rouse_runtime.handlers import Handler, Source, load_handler
 from rouse_runtime.limits import limit_memory
+from rouse_runtime.redirected import Redirected, native_device
 from rouse_runtime.weights import SizeMismatch, WeightsRange
 
 LOG = logging.getLogger(__name__)
@@ -48,7 +50,11 @@ def _load(assignment: GetAssignmentResponse, memory_limit_bytes: int) -> Loaded:
     if weights.image_bytes:
         weights.map_private(assignment.image_path)
     _import_for(assignment)
+    if is_redirected(assignment.version.spec):
+        importlib.import_module("torch")
     limit_memory(assignment.version.spec.resources.host_memory_limit_bytes or memory_limit_bytes)
+    if is_redirected(assignment.version.spec) and not assignment.version.HasField("addresses"):
+        raise LoadError("execution = 'rouse' needs addresses, which only a mesh gives; say execution = 'plain' here")
     source = Source(assignment.version, assignment.artefact, Path(assignment.artefact_path), weights)
     handler = load_handler(source)
     written = weights.written_bytes()
@@ -58,7 +64,10 @@ def _load(assignment: GetAssignmentResponse, memory_limit_bytes: int) -> Loaded:
             "make a copy of what has to change, as with tensor.clone()"
         )
     weights.detach()
-    return Loaded(assignment, handler, weights)
+    if not is_redirected(assignment.version.spec):
+        return Loaded(assignment, handler, weights)
+    layout = assignment.artefact.layout.tensors
+    return Loaded(assignment, Redirected(handler, weights, layout, native_device()), weights)
 
 
 def _reserve(assignment: GetAssignmentResponse) -> WeightsRange:

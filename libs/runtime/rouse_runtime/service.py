@@ -29,7 +29,9 @@ class ExecutorServicer(device.ExecutorServiceServicer):
         self._executor = executor
 
     async def Attach(self, request: device.AttachRequest, context: grpc.aio.ServicerContext) -> device.AttachResponse:
-        attachment = Attachment(request.lease_id, request.segment_path, request.device, request.threads)
+        attachment = Attachment(
+            request.lease_id, request.segment_path, request.device, request.threads, request.session_path
+        )
         await self._executor.attach(attachment, request.size_bytes)
         return device.AttachResponse()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from rouse_contracts.repository import Artefact
 from rouse_runtime.failures import LoadError
 from rouse_runtime.request import Request
 from rouse_runtime.weights import WeightsRange
+
+if TYPE_CHECKING:
+    import torch
 
 HOST_DEVICE = "cpu"
 
@@ -42,6 +45,14 @@ class Handler(Protocol):
 
     takes_request: bool
     """Whether the function is given the request, and so may see by itself that it was cancelled."""
+
+    mixes: bool
+    """Whether the function's code makes tensors on the host and expects them to meet the weights."""
+
+    @property
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """Modules that hold the weights; empty where the function uses them in another way, or has none."""
+        ...
 
     def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any] | Iterator[Any]:
         """One request: arrays in, array-likes out, by name; of a decoupled function an iterator of such.

@@ -39,6 +39,7 @@ class ExportedHandler:
 
     casts = True
     takes_request = False
+    mixes = True
 
     def __init__(self, source: Source) -> None:
         prepare()
@@ -60,6 +61,7 @@ class ExportedHandler:
         self._dtypes = _dtypes(self._inputs)
         # Without guards: they would be compiled from code of the archive. Sizes are checked here.
         self._module = program.module(check_guards=False)
+        self.modules = (self._module,)
 
     def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any]:
         import torch

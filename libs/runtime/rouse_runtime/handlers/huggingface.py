@@ -57,6 +57,8 @@ class HuggingFaceHandler:
 
     casts = True
     takes_request = False
+    # transformers keeps to the device of its inputs and weights.
+    mixes = False
 
     def __init__(self, source: Source) -> None:
         prepare()
@@ -64,6 +66,7 @@ class HuggingFaceHandler:
         cls = find_class(config, source.artefact.architecture)
         self._outputs = [spec.name for spec in source.version.spec.signature.outputs]
         self._model = build(cls, config, source)
+        self.modules = (self._model,)
         self._inputs = _inputs(self._model)
         declared = [spec.name for spec in source.version.spec.signature.inputs]
         unknown = [name for name in declared if name not in self._inputs] if self._inputs else []
@@ -80,7 +83,7 @@ class HuggingFaceHandler:
         for name, array in inputs.items():
             if array.dtype == object:
                 raise TensorError(f"tensor '{name}' is BYTES, which a Hugging Face model cannot take")
-            tensor = torch.from_numpy(array)
+            tensor = torch.from_numpy(array).to(self._model.device)
             given[name] = tensor.to(self._model.dtype) if tensor.is_floating_point() else tensor
         result = self._model(**given)
         names = self._outputs or [name for name in result if isinstance(result[name], torch.Tensor)]

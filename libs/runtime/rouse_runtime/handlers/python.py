@@ -25,6 +25,7 @@ class PythonHandler:
     """Imports `module:Class` from the artefact's folder and calls its `load`."""
 
     casts = False
+    mixes = True
 
     def __init__(self, source: Source) -> None:
         spec = source.version.spec
@@ -49,6 +50,7 @@ class PythonHandler:
         if load is not None:
             load(context)
         context.close()
+        self.modules = context.modules
         self._is_triton = code is not None
         self._predict, self.takes_request = adapt(self._function.predict, spec.decoupled)
 

@@ -1,0 +1,74 @@
+"""The `rouse` device as this process sees it: one session at a time, tensors that are named by address."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from rouse_runtime.failures import LoadError
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE = "rouse"
+CONNECT_S = 10.0
+
+
+class Device(Protocol):
+    """A device whose operations run elsewhere. Everything is called in the thread that runs the function."""
+
+    name: str
+    """What PyTorch calls it."""
+
+    def connect(self, socket: str) -> None:
+        """Takes the session that an executor offers at a Unix socket. Raises OSError, or RuntimeError with the reason
+        where the session cannot be had."""
+        ...
+
+    def disconnect(self) -> None:
+        """Ends the session; tensors on the device lose their memory. Harmless without one."""
+        ...
+
+    def named(self, address: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
+        """A contiguous tensor over what the executor has at an address of a range that is mapped for this session,
+        with a storage of its own. Nothing is copied."""
+        ...
+
+
+class NativeDevice:
+    """The device of rouse_native."""
+
+    name = DEVICE
+
+    def __init__(self) -> None:
+        # Registers the device; not before a function asks for it, as it stays for the life of the process.
+        self._redirect = importlib.import_module("rouse_native.redirect")
+        self._session = importlib.import_module("rouse_native.session")
+
+    def connect(self, socket: str) -> None:
+        from pathlib import Path
+
+        try:
+            rings, peer = self._session.dial(Path(socket), CONNECT_S)
+        except self._session.SessionError as error:
+            raise RuntimeError(str(error)) from None
+        self._redirect.attach(rings, peer)
+
+    def disconnect(self) -> None:
+        self._redirect.disconnect()
+
+    def named(self, address: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
+        found: torch.Tensor = self._redirect.tensor_at(address, dtype, list(sizes))
+        return found
+
+
+def native_device() -> Device:
+    """Raises LoadError where the native core is not there."""
+    try:
+        return NativeDevice()
+    except ImportError as error:
+        raise LoadError(
+            f"execution = 'rouse' needs the native core, which this node does not have ({error}); build it with "
+            "`make setup` where a C++20 compiler is, or say execution = 'plain'"
+        ) from error
