@@ -109,7 +109,7 @@ class ClusterManager:
             database, self._fleet, clock, secrets.resolve, pending_limit_s=config.pending_limit_s,
             start_limit_s=config.start_limit_s,
         )  # fmt: skip
-        catalogue = Catalogue(database, neighbours, self._fleet, locks, clock)
+        catalogue = Catalogue(database, neighbours, self._fleet, locks, clock, config.executors)
         self._deletions = Deletions(database, neighbours, locks, clock, tasks, grace_ms=config.stop_grace_ms)
         self._ledger = Ledger(
             database, clock, keep_events=config.keep_events, keep_usage=config.keep_usage, keep_ended=config.keep_ended

@@ -45,13 +45,15 @@ class Catalogue:
     """Args:
     artefact_locks: by digest; an artefact is neither taken into use while it is being deleted nor the
         other way round.
+    executors: whether the nodes have native executors.
     """
 
     def __init__(
-        self, database: Database, neighbours: Neighbours, fleet: Fleet, artefact_locks: KeyedLocks, clock: Clock
-    ) -> None:
+        self, database: Database, neighbours: Neighbours, fleet: Fleet, artefact_locks: KeyedLocks, clock: Clock,
+        executors: bool = False,
+    ) -> None:  # fmt: skip
         self._database, self._neighbours, self._fleet = database, neighbours, fleet
-        self._locks, self._clock = artefact_locks, clock
+        self._locks, self._clock, self._executors = artefact_locks, clock, executors
 
     async def create_version(self, request: cluster.CreateVersionRequest) -> cluster.CreateVersionResponse:
         """Makes the function or one more version of it; see the contract for the errors."""
@@ -74,7 +76,7 @@ class Catalogue:
                     specs.effective(spec, artefact), artefact, clean(request.tenant) or DEFAULT_TENANT,
                     request.deployment_id, request.only_if_changed, request.without_traffic,
                 )  # fmt: skip
-                specs.check_execution(wanted.spec)
+                specs.check_execution(wanted.spec, self._executors)
                 reports, now = self._fleet.reports(), self._clock.now()
                 return await self._database.run(lambda unit: _create_version(unit, wanted, reports, now))
             except REFUSALS as error:

@@ -32,6 +32,9 @@ class ClusterManagerConfig(ServiceConfig):
     bootstrap_key: str = option(
         "", "text of the first administrator's API key, 32 characters or more; give it by environment"
     )
+    executors: bool = option(
+        False, "take functions with execution = 'rouse': every node's gpu-server was started with --executors"
+    )
     keep_ended: int = option(20, "ended instances that are kept for each version", low=1, high=10_000)
 
     def validate(self) -> None:

@@ -67,13 +67,17 @@ def effective(spec: functions.FunctionSpec, artefact: Artefact) -> functions.Fun
     return full
 
 
-def check_execution(spec: functions.FunctionSpec) -> None:
-    """Raises Unimplemented EXECUTION_UNAVAILABLE where no node could carry the function out."""
-    if is_redirected(spec):
+def check_execution(spec: functions.FunctionSpec, executors: bool) -> None:
+    """Raises Unimplemented EXECUTION_UNAVAILABLE where no node could carry the function out.
+
+    Args:
+        executors: whether the nodes have native executors.
+    """
+    if is_redirected(spec) and not executors:
         raise Unimplemented(
             "EXECUTION_UNAVAILABLE",
-            f"function '{spec.name}' asks for execution = 'rouse', which the nodes of this mesh do not carry out yet; "
-            "leave it out, or say execution = 'plain'",
+            f"function '{spec.name}' asks for execution = 'rouse', and the nodes of this mesh have no executors "
+            "(settings `executors` of cluster-manager and gpu-server); leave it out, or say execution = 'plain'",
             function=spec.name,
         )
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rouse_common.clock import SystemClock
 from rouse_common.errors import Unavailable
-from rouse_common.link import LinkServer
+from rouse_common.link import Links, LinkServer
 from rouse_common.rpc import Channels, RpcServer
 from rouse_contracts import device as contract
-from rouse_gpu_server.adapters import memory_dir
+from rouse_gpu_server.adapters import cores, memory_dir
 from rouse_gpu_server.adapters.coordinator import CoordinatorClient
 from rouse_gpu_server.adapters.disk import Disk
 from rouse_gpu_server.adapters.executors import ExecutorClient
@@ -27,6 +28,7 @@ from rouse_gpu_server.logic.describe import describe, export_gauges
 from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
 from rouse_gpu_server.logic.membership import Membership
+from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.shelf import Shelf, torch_version
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
@@ -125,9 +127,10 @@ class GpuServer:
         await stager.recover()
         kind = next(device.kind for device in pool.devices.values())
         shelf = Shelf(repository, disk, stager, threads[1], kind, torch_version())
+        sessions = Sessions(self._memory)
         attachments = Attachments(
             pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
-            Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads),
+            Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads), sessions,
         )  # fmt: skip
         swapper = Swapper(pool, attachments, stager, background, wakeup, clock, threads[0])
         stager.clear_devices = swapper.clear_artefact
@@ -136,7 +139,7 @@ class GpuServer:
         )
         leasing = Leasing(pool, dispatcher, wakeup, clock)
         membership = Membership(
-            pool, attachments, stager, shelf, swapper, dispatcher, background, wakeup, clock,
+            pool, attachments, stager, shelf, sessions, swapper, dispatcher, background, wakeup, clock,
             settle_limit_s=config.detach_limit_s, stage_hold_s=config.stage_hold_s,
         )  # fmt: skip
         export_gauges(pool)
@@ -157,10 +160,36 @@ class GpuServer:
         link = LinkServer(config.link_listen, max_message_bytes=config.max_message_mib << 20, tls=context)
         LeaseLink(leasing).add_to(link)
         background.start(dispatcher.run(), "dispatcher")
-        await link.start()
-        await server.start()
-        await server.set_serving(True)
-        await ready(server.address)
+        async with self._cores(attachments.core_lost) as native:
+            sessions.start(native)
+            await link.start()
+            await server.start()
+            await server.set_serving(True)
+            await ready(server.address)
+            await self._until(stopping, leasing, server, link)
+            background.stop()
+
+    @contextlib.asynccontextmanager
+    async def _cores(self, on_lost: Callable[[str, str], None]) -> AsyncIterator[Mapping[str, cores.Core]]:
+        """The native executors of the devices, by name; none unless they are asked for."""
+        config = self._config
+        if not config.executors:
+            yield {}
+            return
+        cores.check_built()
+        settings = {
+            spec.name: cores.settings(spec.name, number, self._memory, spec.capacity_bytes, config.default_threads)
+            for number, spec in enumerate(config.devices)
+        }
+        links = Links(config.max_message_mib << 20)
+        try:
+            async with cores.running(settings, links, config.attach_limit_s, on_lost) as started:
+                yield started
+        finally:
+            await links.close()
+
+    async def _until(self, stopping: asyncio.Event, leasing: Leasing, server: RpcServer, link: LinkServer) -> None:
+        config = self._config
         try:
             await stopping.wait()
         finally:
@@ -168,4 +197,3 @@ class GpuServer:
             await server.set_serving(False)
             await link.stop(config.drain_s)
             await server.stop(config.drain_s)
-            background.stop()

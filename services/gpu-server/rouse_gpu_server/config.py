@@ -53,6 +53,9 @@ class GpuServerConfig(ServiceConfig):
     host_memory: str = option("4GiB", "memory for host copies of weights, as 4GiB")
     cache_size: str = option("64GiB", "disk space for artefacts, as 64GiB")
     threads: int = option(0, "threads of an executor whose function names none; 0: cores / devices", low=0, high=1024)
+    executors: bool = option(
+        False, "start a native executor for each device, for functions with execution = 'rouse' (docs/native.md)"
+    )
     max_waiting: int = option(1024, "requests that may wait for a device", low=1, high=100_000)
     min_residency_ms: int = option(250, "how long a hot model stays after its load, ms", low=0, high=60_000)
     patience_ms: int = option(500, "after so long a request that needs memory is overdue, ms", low=1, high=600_000)

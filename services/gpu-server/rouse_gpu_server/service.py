@@ -48,7 +48,7 @@ class DeviceService(DeviceServiceServicer):
             artefact_path=str(artefact.path),
             image_path=str(artefact.image) if artefact.image is not None else "",
             artefact=artefact.message,
-            segment_folders=self._membership.segment_folders(artefact),
+            segment_folders=self._membership.segment_folders(request.version, artefact),
             states_path=self._membership.states_path(artefact),
         )
 

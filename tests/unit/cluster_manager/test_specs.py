@@ -75,9 +75,10 @@ def test_redirected_functions_share_an_executor_unless_they_say_otherwise() -> N
     assert full.isolation == pb.EXECUTOR_ISOLATION_SHARING
     assert specs.effective(full, PYTHON) == full
     with pytest.raises(Unimplemented) as caught:
-        specs.check_execution(full)
+        specs.check_execution(full, executors=False)
     assert caught.value.reason == "EXECUTION_UNAVAILABLE"
-    specs.check_execution(specs.effective(python_spec(), PYTHON))
+    specs.check_execution(full, executors=True)
+    specs.check_execution(specs.effective(python_spec(), PYTHON), executors=False)
 
 
 def test_a_pinned_function_keeps_an_instance() -> None:

@@ -28,6 +28,7 @@ from rouse_gpu_server.logic.attachments import Attachments, Limits
 from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
 from rouse_gpu_server.logic.membership import Membership
+from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
@@ -182,7 +183,8 @@ class Bench:
         disk, images = Disk(self.folder / "cache"), Images(self.folder / "host")
         self.stager = Stager(pool, outside, disk, images, background, wakeup, clock, self._threads[1], limits)
         await self.stager.recover()
-        self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1))
+        sessions = Sessions(self.folder)
+        self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)
         self.swapper = Swapper(pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0])
         self.stager.clear_devices = self.swapper.clear_artefact
         self.dispatcher = Dispatcher(
@@ -191,8 +193,8 @@ class Bench:
         self.leasing = Leasing(pool, self.dispatcher, wakeup, clock)
         shelf = Shelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
         self.membership = Membership(
-            pool, self.attachments, self.stager, shelf, self.swapper, self.dispatcher, background, wakeup, clock,
-            settle_limit_s=5.0, stage_hold_s=0.0,
+            pool, self.attachments, self.stager, shelf, sessions, self.swapper, self.dispatcher, background, wakeup,
+            clock, settle_limit_s=5.0, stage_hold_s=0.0,
         )  # fmt: skip
         background.start(self._dispatch(), "dispatcher")
         return self

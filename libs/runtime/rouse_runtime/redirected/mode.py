@@ -20,7 +20,7 @@ OWN_WAY: frozenset[Any] = frozenset({
     torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.copy_, torch.Tensor.type, torch.Tensor.set_, torch.is_tensor,
     torch.Tensor.data_ptr, torch.Tensor.is_contiguous,
 })  # fmt: skip
-TO_NUMPY: frozenset[Any] = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
+TO_NUMPY: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
 MAX_DEPTH = 4
 
 

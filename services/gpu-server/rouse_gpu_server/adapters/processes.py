@@ -20,6 +20,15 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in ENDED else int(fields[START_TIME])
 
 
+def user(pid: int) -> int:
+    """Whom a process runs as; 0 where it cannot be seen, and where it is root."""
+    try:
+        status = (PROC / str(pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next(int(line.split()[2]) for line in status.splitlines() if line.startswith("Uid:"))
+
+
 def is_gone(pid: int, started_at: int | None) -> bool:
     """Whether a process that was seen to start at `started_at` has ended.
 

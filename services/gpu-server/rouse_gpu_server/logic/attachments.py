@@ -20,6 +20,7 @@ from rouse_gpu_server import metrics
 from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.adapters.coordinator import Coordinator
 from rouse_gpu_server.adapters.executors import Executors
+from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import MAX_REFUSALS, Executor, Model, Phase, Resident, Turn
@@ -51,9 +52,11 @@ class Attachments:
         wakeup: Wakeup,
         clock: Clock,
         limits: Limits,
+        sessions: Sessions,
     ) -> None:
         self._pool, self._executors, self._coordinator = pool, executors, coordinator
         self._background, self._wakeup, self._clock, self._limits = background, wakeup, clock, limits
+        self._sessions = sessions
         self._settling: dict[str, asyncio.Task[None]] = {}
 
     async def attach(self, executor: Executor, model: Model, resident: Resident | None) -> None:
@@ -76,6 +79,10 @@ class Attachments:
         executor.turn(Turn.ATTACH)
         executor.attached = resident
         try:
+            if resident is not None and self._sessions.wanted(model, resident):
+                opening = self._sessions.open(executor, model, resident, request.lease_id)
+                request.session_path = await opening
+                request.segment_path = ""
             asking = self._executors.attach(executor.address, request, self._limits.attach_s)
             await _unless_gone(executor, asking)
         except BaseException as error:
@@ -120,6 +127,7 @@ class Attachments:
                 await self._look_again(executor)
             else:
                 break
+        await self._sessions.close(executor.instance_id)
         if executor.alive:
             executor.attached, executor.attachment_id = None, ""
             executor.stuck = False
@@ -153,6 +161,14 @@ class Attachments:
         except TimeoutError:
             self.notice_if_gone(executor)
 
+    def core_lost(self, device: str, reason: str) -> None:
+        """A device's native executor ended: the instances that computed through it are detached, and start anew."""
+        for instance_id in self._sessions.lost(device):
+            executor = self._pool.executors.get(instance_id)
+            if executor is not None and executor.alive:
+                LOG.warning("session lost instance=%s device=%s reason=%s", instance_id, device, reason)
+                self.settle(executor)
+
     def notice_if_gone(self, executor: Executor) -> None:
         """Where its process can be seen to have ended, the executor is gone."""
         if executor.alive and processes.is_gone(executor.pid, executor.started_at):
@@ -171,6 +187,7 @@ class Attachments:
         executor.gone.set()
         LOG.info("executor gone instance=%s version=%s reason=%s", executor.instance_id, executor.version_id, reason)
         self._background.start(self._executors.forget(executor.address), f"forget {executor.instance_id}")
+        self._background.start(self._sessions.close(executor.instance_id), f"close {executor.instance_id}")
         self._wakeup.kick()
 
 

@@ -8,12 +8,14 @@ from collections.abc import Iterable
 
 from rouse_common.clock import Clock
 from rouse_common.errors import RouseError, Unavailable
+from rouse_contracts import specs
 from rouse_contracts.device import Executor as ExecutorMessage
 from rouse_contracts.functions import FunctionVersion
 from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.logic.attachments import Attachments
 from rouse_gpu_server.logic.dispatcher import Dispatcher, no_executor
 from rouse_gpu_server.logic.leasing import too_large
+from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.stager import Stager
 from rouse_gpu_server.logic.swapper import Swapper
@@ -35,6 +37,7 @@ class Membership:
         attachments: Attachments,
         stager: Stager,
         shelf: Shelf,
+        sessions: Sessions,
         swapper: Swapper,
         dispatcher: Dispatcher,
         background: Background,
@@ -46,7 +49,7 @@ class Membership:
     ) -> None:
         self._pool, self._attachments, self._stager, self._swapper = pool, attachments, stager, swapper
         self._dispatcher, self._background, self._wakeup, self._clock = dispatcher, background, wakeup, clock
-        self._shelf = shelf
+        self._shelf, self._sessions = shelf, sessions
         self._settle_limit_s, self._hold_s = settle_limit_s, stage_hold_s
         self._dropping: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
 
@@ -73,9 +76,13 @@ class Membership:
         """Folder of the artefact's materialised states; empty where it has none on this node."""
         return str(self._shelf.path(artefact) or "")
 
-    def segment_folders(self, artefact: Artefact) -> list[str]:
-        """Where the artefact's copies on devices lie, on each."""
-        return [str(device.backend.folder(artefact.digest)) for device in self._pool.devices.values()]
+    def segment_folders(self, version: FunctionVersion, artefact: Artefact) -> list[str]:
+        """Where the artefact's copies on devices lie, on each; and of a redirected function, where its sessions'
+        sockets come to lie."""
+        folders = [str(device.backend.folder(artefact.digest)) for device in self._pool.devices.values()]
+        if specs.is_redirected(version.spec) and self._sessions.enabled:
+            folders.append(str(self._sessions.folder(version.version_id)))
+        return folders
 
     def _register(self, version: FunctionVersion) -> Model:
         model = self._pool.models.get(version.version_id)

@@ -1,0 +1,86 @@
+"""The native executors of the node's devices (rouse_native), as gpu-server uses them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rouse_common.config import ConfigError
+from rouse_common.link import Links
+from rouse_native.executor import ExecutorProcess, ExecutorSettings
+
+START_S = 30.0
+SOCKETS = ".x"
+
+
+class Core(Protocol):
+    """One device's executor. All raise RouseError."""
+
+    async def map_model(self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path) -> None: ...
+
+    async def unmap_model(self, version_id: str) -> None: ...
+
+    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int) -> None: ...
+
+    async def close_session(self, session_id: str) -> None: ...
+
+
+class NativeCore:
+    """A `rouse-executor` that is kept running."""
+
+    def __init__(self, process: ExecutorProcess, limit_s: float) -> None:
+        self._process, self._limit_s = process, limit_s
+
+    async def map_model(self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path) -> None:
+        await self._process.serving(START_S)
+        await self._process.client.map_model(
+            version_id, attachment_id, base=base, size_bytes=size_bytes, image=image, timeout_s=self._limit_s
+        )
+
+    async def unmap_model(self, version_id: str) -> None:
+        await self._process.client.unmap_model(version_id, self._limit_s)
+
+    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int) -> None:
+        await self._process.client.open_session(
+            session_id, socket, self._limit_s, version_id=version_id, peer_user=user
+        )
+
+    async def close_session(self, session_id: str) -> None:
+        await self._process.client.close_session(session_id, self._limit_s)
+
+
+def settings(name: str, number: int, memory: Path, capacity_bytes: int, threads: int) -> ExecutorSettings:
+    """Of the executor of a host device."""
+    folder = memory / SOCKETS
+    folder.mkdir(mode=0o711, exist_ok=True)
+    flags: Mapping[str, int | str] = {"capacity-mib": max(1, capacity_bytes >> 20), "threads": threads}
+    return ExecutorSettings(device=f"host:{number}", folder=folder, flags=flags)
+
+
+def check_built() -> None:
+    """Raises ConfigError where there is no executor to start."""
+    from rouse_native import executor_program
+
+    try:
+        executor_program()
+    except FileNotFoundError as error:
+        raise ConfigError(f"--executors: {error}; leave the setting out for plain execution") from None
+
+
+@contextlib.asynccontextmanager
+async def running(
+    all_settings: Mapping[str, ExecutorSettings], links: Links, limit_s: float, on_lost: Callable[[str, str], None]
+) -> AsyncIterator[dict[str, Core]]:
+    """Keeps an executor running for each device, by name.
+
+    Args:
+        on_lost: called with device and reason when one ended without being asked to.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        cores: dict[str, Core] = {}
+        for name, one in all_settings.items():
+            process = ExecutorProcess(one, links, on_lost=lambda reason, name=name: on_lost(name, reason))  # type: ignore[misc]
+            cores[name] = NativeCore(await stack.enter_async_context(process.running()), limit_s)
+        yield cores

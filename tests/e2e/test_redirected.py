@@ -1,0 +1,67 @@
+"""Functions with execution = "rouse" in a whole mesh: the bits of plain execution, by the devices' native executors."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rouse
+import rouse_native
+from rouse_testkit.mesh import Mesh
+from rouse_testkit.models import write_bert, write_linear, write_resnet
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        not rouse_native.built() or importlib.util.find_spec("rouse_native.redirect") is None,
+        reason="the native core is not built on this machine",
+    ),
+]
+EXECUTORS = {"gpu-server": {"executors": "true"}, "cluster-manager": {"executors": "true"}}
+
+
+@pytest.fixture(scope="module")
+def native_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """One node with a device of 64 MiB and its executor."""
+    mesh = Mesh(tmp_path_factory.mktemp("native"), devices=("host:gpu0=64MiB",), settings=EXECUTORS)
+    mesh.start()
+    yield mesh
+    mesh.stop()
+
+
+def deploy_both(client: rouse.Client, folder: Path) -> tuple[str, str]:
+    """Deploys a folder for plain and for redirected execution; the names of the two functions."""
+    manifest, name = folder / "rouse.toml", folder.name
+    kept = manifest.read_text() if manifest.exists() else ""
+    for execution in ("plain", "rouse"):
+        manifest.write_text(f'execution = "{execution}"\n{kept}')
+        client.deploy(folder, name=f"{name}-{execution}")
+    return f"{name}-plain", f"{name}-rouse"
+
+
+def test_results_are_those_of_plain_execution(native_mesh: Mesh, tmp_path: Path) -> None:
+    client, draw = native_mesh.client(), np.random.default_rng(0)
+    mask = np.ones((2, 16), np.int64)
+    mask[1, 9:] = 0
+    cases: dict[str, tuple[Path, dict[str, np.ndarray]]] = {
+        "linear": (write_linear(tmp_path / "linear", "linear", 64, 3), {"x": draw.random((2, 64), dtype=np.float32)}),
+        "resnet": (write_resnet(tmp_path / "resnet"), {"pixel_values": draw.random((1, 3, 64, 64), dtype=np.float32)}),
+        "bert": (write_bert(tmp_path / "bert"), {"input_ids": np.arange(32).reshape(2, 16), "attention_mask": mask}),
+    }
+    for folder, inputs in cases.values():
+        plain, redirected = deploy_both(client, folder)
+        want = client.infer(plain, inputs, timeout=60)
+        for _ in range(3):
+            found = client.infer(redirected, inputs, timeout=60)
+            assert set(found) == set(want)
+            for name in want:
+                np.testing.assert_array_equal(found[name], want[name])
+        version = client.describe(redirected).function.version
+        assert version is not None
+        assert version.execution == "rouse"
+        for name in (plain, redirected):
+            client.delete(name)
