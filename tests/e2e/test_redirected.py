@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import rouse
@@ -21,6 +24,7 @@ pytestmark = [
         reason="the native core is not built on this machine",
     ),
 ]
+SIZE = 1024  # 4 MiB of weights
 EXECUTORS = {"gpu-server": {"executors": "true"}, "cluster-manager": {"executors": "true"}}
 
 
@@ -65,3 +69,49 @@ def test_results_are_those_of_plain_execution(native_mesh: Mesh, tmp_path: Path)
         assert version.execution == "rouse"
         for name in (plain, redirected):
             client.delete(name)
+
+
+@pytest.fixture
+def narrow_mesh(tmp_path: Path) -> Iterator[Mesh]:
+    """One node with a device that holds one of the models of SIZE at a time."""
+    mesh = Mesh(tmp_path / "narrow", devices=("host:gpu0=6MiB",), settings=EXECUTORS)
+    mesh.start()
+    yield mesh
+    mesh.stop()
+
+
+def executor_pid(mesh: Mesh) -> int | None:
+    """The native executor, a child of gpu-server; None where there is none now."""
+    children = psutil.Process(mesh.services["gpu-server@node0"]).children()
+    return next((int(child.pid) for child in children if child.name() == "rouse-executor"), None)
+
+
+def test_evicted_models_and_killed_executors_come_back(narrow_mesh: Mesh, tmp_path: Path) -> None:
+    client, x = narrow_mesh.client(), np.random.default_rng(1).random((2, SIZE), dtype=np.float32)
+    want = {}
+    for seed, name in enumerate(("one", "two")):
+        plain, redirected = deploy_both(client, write_linear(tmp_path / name, name, SIZE, seed))
+        want[redirected] = client.infer(plain, {"x": x}, timeout=60)["y"]
+        client.delete(plain)
+
+    def all_answer() -> None:
+        for name, y in want.items():
+            np.testing.assert_array_equal(client.infer(name, {"x": x}, timeout=60)["y"], y)
+
+    all_answer()
+    all_answer()
+    killed = executor_pid(narrow_mesh)
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    narrow_mesh.wait_until(lambda: executor_pid(narrow_mesh) not in (None, killed), "the executor is back")
+    all_answer()
+    assert client.describe("one-rouse").usage.swap_ins > 1
+
+
+def test_without_executors_a_redirected_function_is_refused(mesh: Mesh, tmp_path: Path) -> None:
+    write_linear(tmp_path / "f", "refused", 8, 0)
+    manifest = tmp_path / "f" / "rouse.toml"
+    manifest.write_text(f'execution = "rouse"\n{manifest.read_text()}')
+    with pytest.raises(rouse.Unimplemented) as caught:
+        mesh.client().deploy(tmp_path / "f")
+    assert caught.value.reason == "EXECUTION_UNAVAILABLE"

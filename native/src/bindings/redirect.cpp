@@ -1,5 +1,7 @@
 // rouse_native._redirect: registering the device, connecting it, counters, the cache of templates.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <unistd.h>
@@ -10,6 +12,7 @@
 #include "../redirect/encode.h"
 #include "../redirect/operators.h"
 #include "../redirect/register.h"
+#include "../redirect/tensor_at.h"
 #include "rouse/redirect/client.h"
 #include "rouse/ring/ring.h"
 
@@ -71,6 +74,11 @@ PYBIND11_MODULE(_redirect, module) {
   module.def("blocking", [](bool on) { Client::get().blocking = on; });
   module.def("counters", &counters);
   module.def("name_of", [](py::handle tensor) { return rouse::redirect::name_of(tensor_of(tensor)); });
+  module.def("tensor_at", [](std::uint64_t address, py::handle dtype, const std::vector<std::int64_t>& sizes) {
+    if (!THPDtype_Check(dtype.ptr())) throw py::type_error("a dtype is expected");
+    const auto kind = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(rouse::redirect::tensor_at(address, kind, sizes)));
+  });
   module.def("save_templates", [] {
     const auto hold = Client::get().lock();
     return py::bytes(Operators::get().save());

@@ -78,6 +78,9 @@ def test_redirected_functions_share_an_executor_unless_they_say_otherwise() -> N
         specs.check_execution(full, executors=False)
     assert caught.value.reason == "EXECUTION_UNAVAILABLE"
     specs.check_execution(full, executors=True)
+    full.isolation = pb.EXECUTOR_ISOLATION_ISOLATED
+    with pytest.raises(Unimplemented, match="an executor of its own"):
+        specs.check_execution(full, executors=True)
     specs.check_execution(specs.effective(python_spec(), PYTHON), executors=False)
 
 

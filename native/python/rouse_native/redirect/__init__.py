@@ -20,6 +20,7 @@ from rouse_native.redirect.session import (
     disconnect,
     spawn_local,
     synchronize,
+    tensor_at,
 )
 from rouse_native.redirect.setup import register
 
@@ -34,6 +35,7 @@ __all__ = [
     "save_templates",
     "spawn_local",
     "synchronize",
+    "tensor_at",
 ]
 
 register()

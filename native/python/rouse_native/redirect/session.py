@@ -3,10 +3,12 @@
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+
+import torch
 
 from rouse_native import _redirect
 
@@ -100,6 +102,15 @@ def disconnect() -> None:
 def synchronize() -> None:
     """Waits for all that was sent; raises the error of an operator that failed."""
     _redirect.synchronize()
+
+
+def tensor_at(address: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
+    """A contiguous tensor over the executor's memory at `address`, within a range that is mapped for the session.
+
+    Nothing is copied, and nothing waits: where the executor has no such memory, the next wait says so. Raises
+    ValueError for an address below those of models and for sizes that cannot be.
+    """
+    return _redirect.tensor_at(address, dtype, list(sizes))
 
 
 def counters() -> dict[str, int]:
