@@ -27,6 +27,7 @@ ENDS_IT = {
 }
 # Files that start tasks outside of a TaskGroup: each is awaited, or cancelled and awaited, by what started it.
 TASK_OWNERS = {
+    "libs/common/rouse_common/tasks.py": "unless() cancels its watcher and awaits it on every way out",
     "libs/bus/rouse_bus/bus.py": "the bus keeps its connection and its subscriptions alive until close()",
     "libs/bus/rouse_bus/objects.py": "tidying up that a cancellation must not cut short, behind a shield",
     "libs/cache/rouse_cache/commands.py": "redis-py can lose a cancellation: the command is waited for to its end",
