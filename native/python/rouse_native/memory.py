@@ -24,9 +24,9 @@ except ImportError as error:
         f"the native core is not built ({error}); `make setup` builds it where a C++20 compiler is"
     ) from error
 
-MODEL_BASE: int = _memory.MODEL_BASE
+MODEL_BASE = _memory.MODEL_BASE
 """Where models' addresses begin, the same in every process on every node."""
-BLOCK_BYTES: int = _memory.BLOCK_BYTES
+BLOCK_BYTES = _memory.BLOCK_BYTES
 """What arrives is told in blocks of this size."""
 DEFAULT_GROUP_BYTES = 2 << 20
 
@@ -94,15 +94,15 @@ class Device:
 
     @property
     def kind(self) -> str:
-        return str(self._native.kind)
+        return self._native.kind
 
     @property
     def description(self) -> str:
-        return str(self._native.description)
+        return self._native.description
 
     @property
     def granularity_bytes(self) -> int:
-        return int(self._native.granularity)
+        return self._native.granularity
 
     def usage(self) -> Usage:
         return Usage(*self._native.usage())
@@ -149,8 +149,7 @@ class Space:
 
     def view(self, address: int, size_bytes: int) -> memoryview:
         """The bytes of a mapped range of a host device. Not to be used after `release`, which is not noticed."""
-        view: memoryview = self._native.view(address, size_bytes)
-        return view
+        return self._native.view(address, size_bytes)
 
 
 class HostImage:
@@ -167,11 +166,11 @@ class HostImage:
     @property
     def address(self) -> int:
         """Where it is mapped in this process."""
-        return int(self._native.address)
+        return self._native.address
 
     @property
     def size(self) -> int:
-        return int(self._native.size)
+        return self._native.size
 
 
 class Swap:
@@ -189,7 +188,7 @@ class Swap:
         self._native.cancel()
 
     def is_ready(self, address: int, size_bytes: int) -> bool:
-        return bool(self._native.is_ready(address, size_bytes))
+        return self._native.is_ready(address, size_bytes)
 
     def wait_ready(self, address: int, size_bytes: int, timeout_s: float) -> None:
         """Waits for the bytes that an operation reads; they come before the rest of the plan.
@@ -204,26 +203,26 @@ class Swap:
 
     @property
     def over(self) -> bool:
-        return bool(self._native.over)
+        return self._native.over
 
     @property
     def copied_bytes(self) -> int:
-        return int(self._native.copied_bytes)
+        return self._native.copied_bytes
 
     @property
     def took_s(self) -> float:
         """Since its start, until it was over."""
-        return float(self._native.took_s)
+        return self._native.took_s
 
     @property
     def waits(self) -> int:
         """How often an operation had to wait."""
-        return int(self._native.waits)
+        return self._native.waits
 
     @property
     def waited_s(self) -> float:
         """How long operations waited together."""
-        return float(self._native.waited_s)
+        return self._native.waited_s
 
 
 class Link:
@@ -256,4 +255,4 @@ class Link:
 
 def elbow(curve: Sequence[Point], share: float = 0.95) -> int:
     """The smallest group that copies at `share` of the fastest; 0 without points. Torpor's group size."""
-    return int(_memory.elbow([(p.group_bytes, p.bytes_per_second) for p in curve], share))
+    return _memory.elbow([(p.group_bytes, p.bytes_per_second) for p in curve], share)

@@ -34,8 +34,8 @@ class Space {
   // Takes a range of addresses and the physical memory for it: all or nothing. kMismatch where the addresses are not to
   // be had, kExhausted where the memory is not.
   Status reserve(uint64_t address, uint64_t bytes, Region region);
-  // Puts the memory under the range; what is in it is undefined, but for what lies behind the last whole page of
-  // `bytes`, which nobody was promised. On failure nothing is mapped and the range is still reserved.
+  // Puts the memory under the range. It holds whatever was in it, as another model's weights: whoever lets anybody read
+  // a part overwrites it first. On failure nothing is mapped and the range is still reserved.
   Status map(uint64_t address);
   // Gives addresses and memory back, mapped or not.
   Status release(uint64_t address);
