@@ -148,14 +148,16 @@ def _by_required_count(snapshot: Snapshot, state: State, settings: Settings, now
     alpha = state.alpha or rrc.Alpha(objective.first_alpha)
     ratio = 1 - len(snapshot.behind) / snapshot.versions if snapshot.versions else 1.0
     alpha = rrc.configure(alpha, ratio, objective, now)
-    oldest = min(snapshot.heads, key=lambda head: (head.arrived, head.version_id))
-    waited = now - oldest.arrived
-    if waited >= settings.patience_s and state.since_fair + 1 >= settings.fair_every:
-        reason = f"came first and has waited {waited:.3g} s; one in {settings.fair_every} decisions is for such"
-        return Decision(Action.START, oldest.version_id, reason), State(alpha, 0)
     if len(snapshot.heads) == 1:
-        reason = f"required count {oldest.required:.4g}, the only version that waits"
-        return Decision(Action.START, oldest.version_id, reason), State(alpha, state.since_fair + 1)
+        only = snapshot.heads[0]
+        reason = f"required count {only.required:.4g}, the only version that waits"
+        return Decision(Action.START, only.version_id, reason), State(alpha, state.since_fair + 1)
+    if state.since_fair + 1 >= settings.fair_every:
+        oldest = min(snapshot.heads, key=lambda head: (head.arrived, head.version_id))
+        waited = now - oldest.arrived
+        if waited >= settings.patience_s:
+            reason = f"came first and has waited {waited:.3g} s; one in {settings.fair_every} decisions is for such"
+            return Decision(Action.START, oldest.version_id, reason), State(alpha, 0)
     last = rrc.boundary(snapshot.behind, alpha.value)
 
     def key(head: Head) -> tuple[float, bool, bool, float, float, str]:

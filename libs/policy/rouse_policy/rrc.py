@@ -30,6 +30,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 
 # Of a percentile that is written in decimals, n * percentile is off by less than this for any n that is kept.
 DIGITS = 9
@@ -93,7 +94,7 @@ def boundary(behind: Sequence[tuple[float, str]], alpha: float) -> tuple[float, 
         behind: (RRC, name) of the functions with a positive RRC, ascending.
         alpha: 0 to 1.
     """
-    sums = list(accumulate(rrc for rrc, _ in behind))
+    sums = list(accumulate(map(itemgetter(0), behind)))
     if not sums:
         return (0.0, "")
     high = bisect_right(sums, round(alpha * sums[-1], DIGITS)) if alpha < 1 else len(sums)

@@ -11,6 +11,7 @@ import math
 
 from rouse_policy import eviction, interference, queueing
 from rouse_policy.interference import HOST
+from rouse_policy.scheduling import PATIENCE_SHARE
 from rouse_simulator.clock import Clock
 from rouse_simulator.functions import Function, Line, Request
 from rouse_simulator.links import SharedLink
@@ -219,7 +220,7 @@ class LateNode:
         size = function.model.resident_bytes
         if size <= device.free_bytes:
             return ()
-        now = self._clock.now
+        now, first = self._clock.now, function.waiting[0]
         snapshot = eviction.Snapshot(
             capacity_bytes=self._profile.pool_bytes,
             kept_bytes=device.kept_bytes,
@@ -227,8 +228,9 @@ class LateNode:
             candidates=tuple(
                 r.candidate or self._candidate(device, r) for r in device.residents.values() if not r.kept
             ),
-            # A request that was chosen to run is waiting for nothing else.
-            claim=eviction.Claim(function.waiting[0].ticket, size, 0, overdue=True),
+            # It was chosen, so its turn is before that of all others; those of resident models may go before it until
+            # it is overdue.
+            claim=eviction.Claim(0, size, 0, overdue=now - first.arrived >= PATIENCE_SHARE * function.model.deadline_s),
         )
         plan, _ = eviction.decide(snapshot, eviction.State(), self._evicting, now)
         return plan.victims if plan.fits else None
@@ -242,7 +244,7 @@ class LateNode:
             loaded_at=resident.loaded_at,
             last_used_at=resident.last_used_at,
             is_copy=len(self._holders[function.name]) > 1,
-            first_ticket=function.waiting[0].ticket if function.waiting else None,
+            first_turn=1 if function.waiting else None,
             heavy=function.heavy,
         )
         return resident.candidate
