@@ -64,7 +64,7 @@ def _load(assignment: GetAssignmentResponse, memory_limit_bytes: int) -> Loaded:
             "make a copy of what has to change, as with tensor.clone()"
         )
     weights.detach()
-    if not is_redirected(assignment.version.spec):
+    if not is_redirected(assignment.version.spec) or not weights.image_bytes:  # without weights there is no device
         return Loaded(assignment, handler, weights)
     layout = assignment.artefact.layout.tensors
     return Loaded(assignment, Redirected(handler, weights, layout, native_device()), weights)

@@ -6,7 +6,6 @@ for plain execution, the device's copy of the weights, and is where the executor
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rouse_common.errors import RouseError, Unimplemented
+from rouse_common.locks import KeyedLocks
 from rouse_contracts import specs
 from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.adapters.cores import SOCKETS, Core
@@ -42,7 +42,7 @@ class Sessions:
         self._cores: Mapping[str, Core] = {}
         self._open: dict[str, _Session] = {}
         # One at a time a version and device: mapping and unmapping must not meet.
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._locks = KeyedLocks()
 
     def start(self, cores: Mapping[str, Core]) -> None:
         """There are executors from now on, by device."""
@@ -75,8 +75,10 @@ class Sessions:
                 function=model.function,
             )
         socket = self.folder(version_id) / _short(executor.instance_id)
-        async with self._lock(device, version_id):
+        async with self._locks.holding(f"{device}/{version_id}"):
             if not self._mapped(device, version_id):
+                # What an earlier life, or a call that was cut short, left there has no session of ours.
+                await core.unmap_model(version_id)
                 await core.map_model(
                     version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
                     resident.segment.path,
@@ -92,7 +94,7 @@ class Sessions:
         if session is None:
             return
         core = self._cores[session.device]
-        async with self._lock(session.device, session.version_id):
+        async with self._locks.holding(f"{session.device}/{session.version_id}"):
             if self._open.pop(instance_id, None) is None:
                 return
             try:
@@ -113,9 +115,6 @@ class Sessions:
 
     def _mapped(self, device: str, version_id: str) -> bool:
         return _Session(device, version_id) in self._open.values()
-
-    def _lock(self, device: str, version_id: str) -> asyncio.Lock:
-        return self._locks.setdefault((device, version_id), asyncio.Lock())
 
 
 def _short(name: str) -> str:
