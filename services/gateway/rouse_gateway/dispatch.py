@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from opentelemetry import trace
@@ -25,15 +24,14 @@ from rouse_common.errors import (
     Unimplemented,
 )
 from rouse_contracts import node
-from rouse_contracts.functions import RequestOptions, Timings
 from rouse_contracts.wire import Buffer, split_bytes
 from rouse_gateway import metrics, sequences, wire
 from rouse_gateway.adapters.nodes import Nodes, NotExecuted
+from rouse_gateway.asked import Answer, Call
 from rouse_gateway.checks import check_request, count_rows
 from rouse_gateway.sequences import Bond, Sequences
 from rouse_gateway.state import Routes, Version
 from rouse_gateway.wakes import Wakes
-from rouse_gateway.wire import TensorView
 from rouse_policy import admission, routing
 
 # Times that a request is sent to nodes which turn it away unexecuted, and the pauses between: together
@@ -45,43 +43,6 @@ MAX_PAUSE_S = 1.0
 MARGIN_SHARE = 0.05
 MAX_MARGIN_S = 0.01
 RETRY_AFTER_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An inference as a client asked for it.
-
-    Args:
-        function, number: the function, and its version ("" is the active one).
-        inputs: its tensors, not checked yet.
-        output_names: outputs wanted; empty: all.
-        timeout_s: seconds until the client's deadline.
-        tenant, tenant_weight: whose request it is, and the tenant's share beside others.
-        options: what the function and the queues are told beside the tensors.
-        idempotency_key: requests with one key are one request; empty: none.
-    """
-
-    function: str
-    number: str
-    inputs: Sequence[TensorView]
-    output_names: Sequence[str]
-    timeout_s: float
-    tenant: str = ""
-    tenant_weight: int = 1
-    options: RequestOptions | None = None
-    idempotency_key: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a node answered, with the way it took."""
-
-    version: Version
-    outputs: list[TensorView]
-    timings: Timings
-    request_id: str
-    node_id: str
-    device: str
 
 
 @dataclass(slots=True)
@@ -100,16 +61,6 @@ class _Trip:
     pause_s: float = FIRST_PAUSE_S
     excluded: set[str] = field(default_factory=set)
     refusal: NotExecuted | None = None
-
-
-class Serves(Protocol):
-    """What those who read requests need of who serves them: a Dispatcher, or the FrontDoor before it."""
-
-    async def infer(self, call: Call) -> Answer: ...
-
-    def stream(self, call: Call) -> AsyncGenerator[Answer, None]: ...
-
-    async def wake(self, function: str, number: str, timeout_s: float) -> None: ...
 
 
 class Dispatcher:

@@ -11,7 +11,8 @@ from rouse_common.errors import NotFound
 from rouse_gateway.access.caller import Caller, current
 from rouse_gateway.access.quotas import Quotas
 from rouse_gateway.access.view import check_owner, sees
-from rouse_gateway.dispatch import Answer, Call, Dispatcher, Serves
+from rouse_gateway.asked import Answer, Call, Serves
+from rouse_gateway.dispatch import Dispatcher
 from rouse_gateway.repetitions import Repetitions
 from rouse_gateway.state import Route, Routes
 

@@ -33,7 +33,7 @@ from rouse_common.errors import (
 from rouse_contracts import functions
 from rouse_contracts.wire import split
 from rouse_gateway import metrics, wire
-from rouse_gateway.dispatch import Answer, Call
+from rouse_gateway.asked import Answer, Call
 from rouse_gateway.state import Routes, Version
 
 LOG = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from rouse_contracts.arrays import to_array
 from rouse_contracts.cluster import RoutingTable
 from rouse_contracts.tensors import DATATYPES
 from rouse_gateway import protocol
+from rouse_gateway.asked import Answer
 from rouse_gateway.checks import check_request
-from rouse_gateway.dispatch import Answer
 from rouse_gateway.oip.requests import Reply
 from rouse_gateway.state import Version, index
 from rouse_gateway.wire import TensorView

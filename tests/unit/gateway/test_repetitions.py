@@ -17,7 +17,7 @@ from rouse_common.errors import (
     Unavailable,
 )
 from rouse_contracts import cluster, functions
-from rouse_gateway.dispatch import Answer, Call
+from rouse_gateway.asked import Answer, Call
 from rouse_gateway.repetitions import digest_of, may_have_run, pack, unpack
 from rouse_gateway.state import Version, index
 from rouse_gateway.wire import TensorView

@@ -15,7 +15,7 @@ from rouse_common.errors import Internal, NotFound, RouseError, Unavailable
 from rouse_contracts import functions, inference
 from rouse_contracts.cluster import RoutingTable
 from rouse_gateway import protocol
-from rouse_gateway.dispatch import Answer
+from rouse_gateway.asked import Answer
 from rouse_gateway.oip.requests import Caller, Reply, Request
 from rouse_gateway.service import stream as streams
 from rouse_gateway.service.inference import read_request

@@ -7,7 +7,7 @@ from contextlib import aclosing, contextmanager
 
 from rouse_common.errors import InvalidArgument, RouseError, Unimplemented
 from rouse_common.telemetry import current_trace_id
-from rouse_gateway.dispatch import Answer, Call, Serves
+from rouse_gateway.asked import Answer, Call, Serves
 from rouse_gateway.oip.classification import classify
 from rouse_gateway.oip.regions import Regions
 from rouse_gateway.oip.requests import Caller, Place, Reply, Request

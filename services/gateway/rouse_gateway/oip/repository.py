@@ -11,7 +11,7 @@ from rouse_contracts import functions, inference
 from rouse_gateway.access.caller import current
 from rouse_gateway.access.view import check_owner
 from rouse_gateway.adapters.control import Scaler
-from rouse_gateway.dispatch import Serves
+from rouse_gateway.asked import Serves
 from rouse_gateway.feed import RoutingFeed
 from rouse_gateway.state import Route, Routes, Version
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rouse_common.errors import InvalidArgument
-from rouse_gateway.dispatch import Answer
+from rouse_gateway.asked import Answer
 from rouse_gateway.oip import parameters
 from rouse_gateway.oip.parameters import Parameters, Value
 from rouse_gateway.wire import TensorView

@@ -9,7 +9,7 @@ from rouse_common.telemetry import current_trace_id
 from rouse_contracts import functions
 from rouse_contracts.wire import Buffer, split
 from rouse_gateway import wire
-from rouse_gateway.dispatch import Answer, Call
+from rouse_gateway.asked import Answer, Call
 from rouse_gateway.oip.parameters import check_options
 
 INPUTS = functions.InferRequest.INPUTS_FIELD_NUMBER

@@ -20,7 +20,7 @@ from rouse_gateway.adapters import health
 from rouse_gateway.adapters.control import ClusterManager, Repository, Scaler
 from rouse_gateway.adapters.logs import Filter, Logs
 from rouse_gateway.adapters.traces import Traces
-from rouse_gateway.dispatch import Serves
+from rouse_gateway.asked import Serves
 from rouse_gateway.feed import RoutingFeed
 from rouse_gateway.service import calls, convert
 from rouse_gateway.service.raw import register_raw
