@@ -64,3 +64,10 @@ def counted(minutes: Sequence[Sequence[int]], seed: int) -> Arrivals:
 def uniform_rates(count: int, low: float, high: float, seed: int) -> list[float]:
     """Rates drawn evenly between two bounds, requests a minute."""
     return [float(rate) for rate in np.random.default_rng(seed).uniform(low, high, count)]
+
+
+def power_law_rates(count: int, low: float, high: float, exponent: float, seed: int) -> list[float]:
+    """Rates between two bounds whose density falls with rate ** -exponent (not 1), requests a minute."""
+    power = 1.0 - exponent
+    drawn = np.random.default_rng(seed).uniform(0.0, 1.0, count)
+    return [float(rate) for rate in (low**power + drawn * (high**power - low**power)) ** (1.0 / power)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rouse_loadtest.scenario import Scenario
-from rouse_loadtest.scenarios import batching, faults, overhead, swap
+from rouse_loadtest.scenarios import batching, faults, overhead, swap, torpor_sim
 
 SCENARIOS: Mapping[str, Scenario] = {
-    s.name: s for s in (overhead.SCENARIO, batching.SCENARIO, faults.SCENARIO, swap.SCENARIO)
+    s.name: s for s in (overhead.SCENARIO, batching.SCENARIO, faults.SCENARIO, swap.SCENARIO, torpor_sim.SCENARIO)
 }
