@@ -60,6 +60,7 @@ class ExecutorClient:
         image: Path | None,
         timeout_s: float,
         groups: Sequence[tuple[int, int]] = (),
+        layout: str = "",
     ) -> None:
         """Brings a version's weights under their range.
 
@@ -67,6 +68,7 @@ class ExecutorClient:
             base: where the range starts, as the control plane gave it.
             image: file with the host copy; None: zeros.
             groups: (offset, size) in bytes, in the order in which they are copied; empty: from front to back.
+            layout: digest of how the weights lie in the range; tapes must have been recorded for the same.
         """
         request = core.MapModelRequest(
             version_id=version_id,
@@ -75,6 +77,7 @@ class ExecutorClient:
             size_bytes=size_bytes,
             image_path=str(image) if image else "",
             groups=[core.CopyGroup(offset_bytes=offset, size_bytes=size) for offset, size in groups],
+            layout=layout,
         )
         await self._ask(core.MAP_MODEL, request, timeout_s)
 
@@ -92,8 +95,14 @@ class ExecutorClient:
         version_id: str = "",
         limits: SessionLimits | None = None,
         peer_user: int = 0,
+        record: bool = False,
     ) -> None:
-        """Makes rings and listens at `socket` for the one process that may use them."""
+        """Makes rings and listens at `socket` for the one process that may use them.
+
+        Args:
+            peer_user: that process's user; 0: ours.
+            record: whether its requests are recorded as tapes; see `save_tapes`.
+        """
         bounds = limits or SessionLimits()
         request = core.OpenSessionRequest(
             session_id=session_id,
@@ -103,12 +112,18 @@ class ExecutorClient:
                 ring_bytes=bounds.ring_bytes, scratch_bytes=bounds.scratch_bytes, connect_s=bounds.connect_s
             ),
             peer_user=peer_user,
+            record=record,
         )
         await self._ask(core.OPEN_SESSION, request, timeout_s)
 
     async def close_session(self, session_id: str, timeout_s: float) -> None:
         """Ends a session; returns when nothing of it is left."""
         await self._ask(core.CLOSE_SESSION, core.CloseSessionRequest(session_id=session_id), timeout_s)
+
+    async def save_tapes(self, session_id: str, folder: Path, timeout_s: float) -> core.SaveTapesResponse:
+        """Writes what a session has recorded as files; also says which requests gave no tape, and why."""
+        request = core.SaveTapesRequest(session_id=session_id, folder=str(folder))
+        return _parse(core.SaveTapesResponse, await self._ask(core.SAVE_TAPES, request, timeout_s))
 
     async def load_tapes(
         self, version_id: str, tapes: Sequence[core.TapeFile], timeout_s: float

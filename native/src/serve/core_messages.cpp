@@ -40,6 +40,7 @@ Status check_model(const ModelSpec& spec) {
   ROUSE_RETURN_IF_ERROR(check_text(spec.version_id, "version_id", kMaxIdBytes, true));
   ROUSE_RETURN_IF_ERROR(check_text(spec.attachment_id, "attachment_id", kMaxIdBytes, true));
   ROUSE_RETURN_IF_ERROR(check_text(spec.image_path, "image_path", kMaxPathBytes, false));
+  ROUSE_RETURN_IF_ERROR(check_text(spec.layout, "layout", kMaxIdBytes, false));
   if (spec.attachment_id.find('/') != std::string::npos) return bad("attachment_id has a '/'");
   if (spec.bytes > std::numeric_limits<uint64_t>::max() - spec.base)
     return bad("the range runs past the address space");
@@ -79,6 +80,9 @@ Result<ModelSpec> read_map_model(Bytes message) {
       }
       case 6:
         spec.attachment_id = reader.text();
+        break;
+      case 7:
+        spec.layout = reader.text();
         break;
       default:
         break;
@@ -143,6 +147,9 @@ Result<SessionOptions> read_open_session(Bytes message, const Config& config) {
         break;
       case 5:
         options.peer = reader.varint32();
+        break;
+      case 6:
+        options.spec.record = reader.boolean();
         break;
       default:
         break;
@@ -217,6 +224,30 @@ Result<LoadTapesRequest> read_load_tapes(Bytes message) {
   ROUSE_RETURN_IF_ERROR(reader.status());
   ROUSE_RETURN_IF_ERROR(check_text(request.version_id, "version_id", kMaxIdBytes, true));
   return request;
+}
+
+Result<SaveTapesRequest> read_save_tapes(Bytes message) {
+  SaveTapesRequest request;
+  ProtoReader reader(message, "SaveTapesRequest");
+  while (reader.next()) {
+    if (reader.field() == 1) request.session_id = reader.text();
+    if (reader.field() == 2) request.folder = reader.text();
+  }
+  ROUSE_RETURN_IF_ERROR(reader.status());
+  ROUSE_RETURN_IF_ERROR(check_text(request.session_id, "session_id", kMaxIdBytes, true));
+  ROUSE_RETURN_IF_ERROR(check_text(request.folder, "folder", kMaxPathBytes, true));
+  return request;
+}
+
+std::string write_recorded(const RecordedTapes& recorded) {
+  ProtoWriter out;
+  for (const RecordedTape& tape : recorded.tapes) {
+    out.element(1, ProtoWriter().text(1, tape.signature).text(2, tape.path).out());
+  }
+  for (const RefusedTape& tape : recorded.refused) {
+    out.element(2, ProtoWriter().text(1, tape.signature).text(2, tape.reason).out());
+  }
+  return std::move(out).out();
 }
 
 std::string write_tape(const TapeInfo& tape) {

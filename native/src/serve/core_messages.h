@@ -27,6 +27,13 @@ struct LoadTapesRequest {
 };
 Result<LoadTapesRequest> read_load_tapes(Bytes message);
 
+struct SaveTapesRequest {
+  std::string session_id;
+  std::string folder;
+};
+Result<SaveTapesRequest> read_save_tapes(Bytes message);
+std::string write_recorded(const RecordedTapes& recorded);
+
 std::string write_tape(const TapeInfo& tape);
 std::string write_session(const SessionInfo& session);
 

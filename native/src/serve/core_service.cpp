@@ -53,6 +53,7 @@ CoreService::CoreService(EventLoop& loop, LinkServer& server, Backend& backend, 
   add(kCore + std::string("OpenSession"), &CoreService::open_session);
   add(kCore + std::string("CloseSession"), &CoreService::close_session);
   add(kCore + std::string("LoadTapes"), &CoreService::load_tapes);
+  add(kCore + std::string("SaveTapes"), &CoreService::save_tapes);
   add("/rouse.device.v1.ExecutorService/Execute", &CoreService::execute);
 }
 
@@ -256,6 +257,24 @@ void CoreService::stop(std::function<void()> ended) {
   stopped_ = std::move(ended);
   for (const auto& [id, session] : sessions_) session->end("the executor stops");
   after_sessions();
+}
+
+void CoreService::save_tapes(const Call& call, Bytes request) {
+  Result<SaveTapesRequest> read = read_save_tapes(request);
+  if (!read.ok()) return call->fail(invalid("BAD_SESSION", read.status()));
+  const auto session = sessions_.find(read.value().session_id);
+  if (session == sessions_.end()) {
+    return call->fail({RpcCode::kNotFound, "NO_SESSION", "there is no session " + read.value().session_id});
+  }
+  control(call, [this, call, session = session->second, folder = read.value().folder] {
+    Answer<RecordedTapes> answer = RecordedTapes();
+    {
+      const Turns::Turn turn(turns_);
+      if (session->work() != nullptr) answer = session->work()->save_tapes(folder);
+    }
+    if (const auto* error = std::get_if<RpcError>(&answer)) return call->fail(*error);
+    call->reply(write_recorded(std::get<RecordedTapes>(answer)));
+  });
 }
 
 // ---- Tapes ------------------------------------------------------------------------------------

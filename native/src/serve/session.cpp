@@ -140,11 +140,12 @@ SessionInfo Session::info() const {
 void Session::run() {
   Status ended;
   {
-    Result<std::unique_ptr<SessionWork>> opened = backend_.open_session(options_.spec);
+    Result<std::unique_ptr<SessionWork>> opened = open_work();
     if (opened.ok()) {
       ended = work(*opened.value());
-      // What it holds of the device is given back in its turn, as it was taken.
+      // What it holds of the device is given back in a turn, as it was taken.
       const Turns::Turn turn(turns_);
+      work_ = nullptr;
       opened.value().reset();
     } else {
       ended = opened.status();
@@ -157,6 +158,13 @@ void Session::run() {
     self->end(text);
     self->finish();
   });
+}
+
+Result<std::unique_ptr<SessionWork>> Session::open_work() {
+  const Turns::Turn turn(turns_);
+  Result<std::unique_ptr<SessionWork>> opened = backend_.open_session(options_.spec);
+  if (opened.ok()) work_ = opened.value().get();
+  return opened;
 }
 
 Status Session::work(SessionWork& work) {

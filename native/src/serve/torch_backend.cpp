@@ -2,14 +2,22 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <fcntl.h>
 #include <torch/version.h>
+#include <unistd.h>
 
+#include <array>
+#include <cstdio>
 #include <optional>
 
 #include "models.h"
+#include "replays.h"
+#include "rouse/base/fd.h"
+#include "rouse/base/text.h"
 #include "rouse/device/host.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/session.h"
+#include "rouse/tape/recorder.h"
 
 namespace rouse::serve {
 
@@ -18,37 +26,94 @@ namespace {
 // Of PyTorch's own helper threads, which work for no session.
 constexpr uint64_t kSharedBytes = 4ull << 30;
 
+constexpr const char* kTapeDevice = "cpu";
+
+tape::Origin origin_of(const std::optional<ModelSpec>& model) {
+  tape::Origin origin;
+  origin.torch_version = TORCH_VERSION;
+  origin.device = kTapeDevice;
+  if (model) {
+    origin.layout = model->layout;
+    origin.model_base = model->base;
+    origin.model_bytes = model->bytes;
+  }
+  return origin;
+}
+
+std::string hex(const tape::Signature& signature) {
+  std::array<char, 33> out{};
+  std::snprintf(out.data(), out.size(), "%016lx%016lx", signature[0], signature[1]);
+  return out.data();
+}
+
+Status write_file(const std::string& path, std::span<const std::byte> bytes) {
+  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  for (size_t at = 0; fd.valid() && at < bytes.size();) {
+    const ssize_t count = ::write(fd.get(), bytes.data() + at, bytes.size() - at);
+    if (count <= 0) return Status(Code::kFailed, text(path, " cannot be written: ", errno_text()));
+    at += static_cast<size_t>(count);
+  }
+  return fd.valid() ? Status() : Status(Code::kFailed, text(path, " cannot be written: ", errno_text()));
+}
+
 // One session's engine. Guards of thread-local state are members: all of it lives on the session's thread.
 class TorchWork : public SessionWork {
  public:
   TorchWork(const SessionSpec& spec, const std::optional<ModelSpec>& model)
-      : heap_(executor::Heap::make(spec.scratch_bytes)),
-        use_(*heap_),
-        engine_(executor::EngineOptions{.max_bytes = spec.scratch_bytes}) {
+      : heap_(executor::Heap::make(spec.scratch_bytes)), use_(*heap_) {
+    if (spec.record) recorder_.emplace(tape::RecorderOptions{.origin = origin_of(model)});
+    executor::EngineOptions options;
+    options.max_bytes = spec.scratch_bytes;
+    options.observer = recorder_ ? &*recorder_ : nullptr;
+    engine_.emplace(options);
+    if (recorder_) recorder_->attach(*engine_);
     // A function may change its weights in place; they are its own, and an eviction forgets it.
-    if (model && model->bytes > 0) added_ = engine_.add_range({model->base, model->bytes, true});
+    if (model && model->bytes > 0) added_ = engine_->add_range({model->base, model->bytes, true});
   }
   const Status& status() const { return added_; }
 
   Status run(ring::Channel& channel, ring::Clock::time_point deadline) override {
-    if (!session_) session_.emplace(channel, engine_);
+    if (!session_) session_.emplace(channel, *engine_);
     return session_->run(deadline, std::chrono::microseconds(0));
   }
-  uint64_t scratch_bytes() const override { return engine_.bytes(); }
+  uint64_t scratch_bytes() const override { return engine_->bytes(); }
+
+  Answer<RecordedTapes> save_tapes(const std::string& folder) override {
+    RecordedTapes recorded;
+    if (!recorder_) return recorded;
+    for (const tape::SignatureInfo& info : recorder_->info()) {
+      const std::string signature = hex(info.signature);
+      if (!info.refused.empty()) recorded.refused.push_back({signature, info.refused});
+      if (info.tapes == 0) continue;
+      Result<std::vector<std::vector<std::byte>>> files = recorder_->save(info.signature);
+      if (!files.ok()) {
+        recorded.refused.push_back({signature, files.status().text()});
+        continue;
+      }
+      for (size_t i = 0; i < files.value().size(); ++i) {
+        const std::string path = text(folder, "/", signature, ".", i, ".tape");
+        const Status written = write_file(path, files.value()[i]);
+        if (!written.ok()) return RpcError{RpcCode::kInternal, "SAVE_FAILED", written.text()};
+        recorded.tapes.push_back({signature, path});
+      }
+    }
+    return recorded;
+  }
 
  private:
   const c10::InferenceMode inference_;
   const executor::Heap::Handle heap_;
   const executor::UseHeap use_;
-  executor::Engine engine_;
+  std::optional<tape::Recorder> recorder_;  // It outlives the engine, which shows it everything.
+  std::optional<executor::Engine> engine_;
   std::optional<executor::Session> session_;
   Status added_;
 };
 
 class TorchBackend : public Backend {
  public:
-  TorchBackend(std::string name, std::unique_ptr<device::Device> device)
-      : name_(std::move(name)), models_(std::move(device)) {}
+  TorchBackend(std::string name, std::unique_ptr<device::Device> device, uint64_t scratch_bytes)
+      : name_(std::move(name)), models_(std::move(device)), replays_({TORCH_VERSION, kTapeDevice, scratch_bytes}) {}
 
   std::string device() const override { return name_; }
   std::string torch_version() const override { return TORCH_VERSION; }
@@ -60,19 +125,24 @@ class TorchBackend : public Backend {
     return std::unique_ptr<SessionWork>(std::move(work));
   }
   Answer<std::monostate> map_model(const ModelSpec& spec) override { return models_.map(spec); }
-  Answer<uint64_t> unmap_model(const std::string& version_id) override { return models_.unmap(version_id); }
-
-  Answer<std::vector<TapeInfo>> load_tapes(const std::string&, const std::vector<TapeFile>&) override {
-    return RpcError{RpcCode::kUnimplemented, "NOT_IMPLEMENTED", "this executor does not replay tapes yet"};
+  Answer<uint64_t> unmap_model(const std::string& version_id) override {
+    replays_.drop(version_id);
+    return models_.unmap(version_id);
   }
-  std::vector<TapeInfo> tapes(const std::string&) const override { return {}; }
-  Answer<std::string> execute(const std::string& version_id, const ExecuteRequest&, const LinkCall&) override {
-    return RpcError{RpcCode::kFailedPrecondition, "NO_TAPE", "version " + version_id + " has no tape for these inputs"};
+  Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id, const std::vector<TapeFile>& files) override {
+    const std::optional<ModelSpec> model = models_.find(version_id);
+    if (!model) return RpcError{RpcCode::kNotFound, "MODEL_NOT_MAPPED", "version " + version_id + " is not mapped"};
+    return replays_.load(*model, files);
+  }
+  std::vector<TapeInfo> tapes(const std::string& version_id) const override { return replays_.info(version_id); }
+  Answer<std::string> execute(const std::string& version_id, const ExecuteRequest& request, const LinkCall&) override {
+    return replays_.execute(version_id, request);
   }
 
  private:
   const std::string name_;
   Models models_;
+  Replays replays_;
 };
 
 }  // namespace
@@ -84,7 +154,8 @@ Result<std::unique_ptr<Backend>> make_torch_backend(const Config& config) {
   if (!device.ok()) return device.status();
   ROUSE_RETURN_IF_ERROR(executor::install_allocator(kSharedBytes));
   at::set_num_threads(static_cast<int>(config.threads));
-  return std::unique_ptr<Backend>(std::make_unique<TorchBackend>(config.device, std::move(device).value()));
+  return std::unique_ptr<Backend>(
+      std::make_unique<TorchBackend>(config.device, std::move(device).value(), config.scratch_mib << 20));
 }
 
 }  // namespace rouse::serve

@@ -29,6 +29,7 @@ class EchoWork : public SessionWork {
     return {};
   }
   uint64_t scratch_bytes() const override { return scratch_bytes_; }
+  Answer<RecordedTapes> save_tapes(const std::string&) override { return RecordedTapes(); }
 
  private:
   static Status handle(std::span<const std::byte> message, ring::Producer& out) {

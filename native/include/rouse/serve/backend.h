@@ -23,6 +23,7 @@ struct SessionSpec {
   std::string session_id;
   std::string version_id;  // Empty: scratch only.
   uint64_t scratch_bytes = 0;
+  bool record = false;  // Whether its requests are recorded as tapes.
 };
 
 struct ModelGroup {
@@ -36,6 +37,7 @@ struct ModelSpec {
   uint64_t base = 0;
   uint64_t bytes = 0;
   std::string image_path;
+  std::string layout;  // Digest of how the weights lie in the range; tapes must agree.
   std::vector<ModelGroup> groups;
 };
 
@@ -57,6 +59,21 @@ struct TapeInfo {
   uint64_t guards_missed = 0;
 };
 
+// What a session recorded: files by the signature of the requests (as in BEGIN, in hexadecimal), and why others of its
+// requests gave no tape.
+struct RecordedTape {
+  std::string signature;
+  std::string path;
+};
+struct RefusedTape {
+  std::string signature;
+  std::string reason;
+};
+struct RecordedTapes {
+  std::vector<RecordedTape> tapes;
+  std::vector<RefusedTape> refused;
+};
+
 struct MemoryInfo {
   uint64_t capacity_bytes = 0;
   uint64_t mapped_bytes = 0;
@@ -74,6 +91,8 @@ class SessionWork {
   // Handles messages until `deadline`, or until there is none now, and flushes its answers. Not ok: the session ends.
   virtual Status run(ring::Channel& channel, ring::Clock::time_point deadline) = 0;
   virtual uint64_t scratch_bytes() const = 0;
+  // Writes the tapes recorded so far as files into `folder`. Called in a turn, on any thread.
+  virtual Answer<RecordedTapes> save_tapes(const std::string& folder) = 0;
 };
 
 class Backend {

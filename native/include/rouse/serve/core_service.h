@@ -47,6 +47,7 @@ class CoreService {
   void open_session(const Call& call, Bytes request);
   void close_session(const Call& call, Bytes request);
   void load_tapes(const Call& call, Bytes request);
+  void save_tapes(const Call& call, Bytes request);
   void execute(const Call& call, Bytes request);
 
   void session_ended(const std::string& id, const std::string& why);

@@ -49,6 +49,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Ends it: the peer sees the connection close. What computes for it now ends first.
   void end(const std::string& why);
   SessionInfo info() const;
+  // What its thread works with; null before and after. In a turn only.
+  SessionWork* work() { return work_; }
   const SessionOptions& options() const { return options_; }
 
  private:
@@ -56,6 +58,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void on_listener();
   bool greet(int fd);
   void run();
+  Result<std::unique_ptr<SessionWork>> open_work();
   Status work(SessionWork& work);
   void finish();
 
@@ -72,6 +75,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool ending_ = false;
   std::string why_;
   std::thread thread_;
+  SessionWork* work_ = nullptr;
 
   // Written by the session's thread.
   std::atomic<uint64_t> turns_taken_{0};
