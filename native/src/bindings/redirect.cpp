@@ -18,6 +18,10 @@
 
 namespace py = pybind11;
 
+namespace rouse::bindings {
+void add_requests(py::module_& module);  // requests.cpp
+}  // namespace rouse::bindings
+
 namespace {
 
 using rouse::redirect::Client;
@@ -61,6 +65,7 @@ const at::Tensor& tensor_of(py::handle object) {
 }  // namespace
 
 PYBIND11_MODULE(_redirect, module) {
+  rouse::bindings::add_requests(module);
   module.def("register_backend", &rouse::redirect::register_backend);
   module.def("make_rings", &make_rings);
   module.def("connect", &connect, py::call_guard<py::gil_scoped_release>());

@@ -136,7 +136,10 @@ Status Player::prepare_call(const Instruction& instruction, Step& step) {
     if (storages_[place] && storages_[place].nbytes() < slot.spec.required_bytes)
       return Status(Code::kInvalid, "a tape's " + operation.name() + " reaches past the end of its argument");
     step.tensors.push_back(executor::make_tensor(storages_[place] ? storages_[place] : empty_, slot.spec));
-    if (!storages_[place]) step.binds.emplace_back(k, place);
+    if (slot.written)
+      step.remakes.emplace_back(k, place);
+    else if (!storages_[place])
+      step.binds.emplace_back(k, place);
     if (what.kind == Class::kWeight)
       step.reads.emplace_back(tape_.origin.model_base + what.value, slot.spec.required_bytes);
   }
@@ -155,6 +158,12 @@ Status Player::call(Step& step, const Surroundings& with) {
       return Status(Code::kInvalid, "a tape's " + operation.name() + " reaches past the end of its argument");
     step.tensors[slot].unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
   }
+  for (const auto& [slot, place] : step.remakes) {
+    const executor::TensorSpec& spec = operation.slots()[slot].spec;
+    if (!storages_[place] || storages_[place].nbytes() < spec.required_bytes)
+      return Status(Code::kInvalid, "a tape's " + operation.name() + " reaches past the end of its argument");
+    step.tensors[slot] = executor::make_tensor(storages_[place], spec);
+  }
   operation.push(step.tensors, with.generators, stack_);
   ROUSE_RETURN_IF_ERROR(operation.run(stack_, with.generators));
   executor::Operation::flatten(stack_, returned_);
@@ -169,6 +178,7 @@ Status Player::call(Step& step, const Surroundings& with) {
   if (!operation.has_values()) stack_.clear();
   // The tensors stay; what they showed has to go, or memory would live until the next replay.
   for (const auto& [slot, place] : step.binds) step.tensors[slot].unsafeGetTensorImpl()->set_storage_keep_dtype(empty_);
+  for (const auto& [slot, place] : step.remakes) step.tensors[slot] = at::Tensor();
   return {};
 }
 

@@ -266,8 +266,8 @@ void Recorder::capture(Entry& entry, const Player& player) {
 }
 
 Result<c10::Storage> Recorder::find(const Place& place) const {
-  const std::uint64_t name = place.kind == Class::kWeight ? options_.origin.model_base + place.value : place.value;
-  return engine_->storage(name);
+  if (place.kind == Class::kWeight) return weights_at(options_.origin.model_base, options_.origin.model_bytes)(place);
+  return engine_->storage(place.value);
 }
 
 Status Recorder::on_replay(executor::Engine& engine, std::uint64_t tape, std::span<const std::uint64_t> inputs,

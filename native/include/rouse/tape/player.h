@@ -68,6 +68,8 @@ class Player {
     std::shared_ptr<executor::Operation> operation;
     std::vector<at::Tensor> tensors;                             // one a slot
     std::vector<std::pair<std::uint32_t, std::uint32_t>> binds;  // slot, place: those whose storage changes
+    // The same, of tensors that the operator changes: made anew, as it may have resized the one before.
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> remakes;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> reads;  // address, bytes: of weights
     std::vector<std::uint32_t> makes, ends;                      // places
     std::uint32_t place = 0, number = 0;

@@ -65,19 +65,23 @@ def spawn_local(
     ring_bytes: int = RING_BYTES,
     patience_ms: int = PATIENCE_MS,
     libraries: tuple[str, ...] = (),
+    tapes: Path | None = None,
+    model: Path | None = None,
 ) -> Session:
     """Starts an executor for this process alone, on the CPU, and connects to it.
 
     `threads` compute; the session holds at most `limit_bytes`. `libraries` are shared objects that register custom
-    operators. Raises FileNotFoundError where the native core was not built.
+    operators. `tapes` is a folder that tapes are read from and written to; `model` a file of weights, mapped
+    at the lowest address of models, for tensor_at(). Raises FileNotFoundError where the native core was not built.
     """
     if not PROGRAM.exists():
         raise FileNotFoundError(f"{PROGRAM} is not there: build the native core with `make setup`")
+    options = [f"--{name}={path}" for name, path in (("tapes", tapes), ("model", model)) if path is not None]
     rings = _redirect.make_rings(ring_bytes)
     ours, theirs = socket.socketpair()
     try:
         process = subprocess.Popen(
-            [str(PROGRAM), str(rings), str(theirs.fileno()), str(threads), str(limit_bytes), *libraries],
+            [str(PROGRAM), str(rings), str(theirs.fileno()), str(threads), str(limit_bytes), *options, *libraries],
             pass_fds=(rings, theirs.fileno()),
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
