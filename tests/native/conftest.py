@@ -1,6 +1,10 @@
+"""Fixtures of tests with real executors."""
+
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +19,10 @@ def rouse() -> Iterator[str]:
 
     with one_thread(), redirect.spawn_local():
         yield "rouse"
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder for sockets, whose paths have 108 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="rouse-") as name:
+        yield Path(name)

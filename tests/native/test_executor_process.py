@@ -8,8 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -42,10 +41,8 @@ while True:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    # Short: a socket's path has 108 bytes.
-    with tempfile.TemporaryDirectory(prefix="rouse-") as name:
-        yield Path(name)
+def folder(short_folder: Path) -> Path:
+    return short_folder
 
 
 @asynccontextmanager

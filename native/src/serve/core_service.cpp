@@ -177,7 +177,11 @@ void CoreService::load_tapes(const Call& call, Bytes request) {
   const auto model = models_.find(read.value().version_id);
   if (model == models_.end() || !model->second.mapped) return call->fail(not_mapped(read.value().version_id));
   control(call, [this, call, wanted = read.value()] {
-    const Answer<std::vector<TapeInfo>> answer = backend_.load_tapes(wanted.version_id, wanted.files);
+    Answer<std::vector<TapeInfo>> answer = std::vector<TapeInfo>();
+    {
+      const Turns::Turn turn(turns_);
+      answer = backend_.load_tapes(wanted.version_id, wanted.files);
+    }
     if (const auto* error = std::get_if<RpcError>(&answer)) return call->fail(*error);
     ProtoWriter out;
     for (const TapeInfo& tape : std::get<std::vector<TapeInfo>>(answer)) out.element(1, write_tape(tape));
@@ -295,12 +299,12 @@ void CoreService::execute(const Call& call, Bytes request) {
       tapes_.submit([this, call, bytes, version = attachment->second, wanted = std::move(read).value()] {
         const Turns::Turn turn(turns_);
         if (call->ended()) return;
-        const Answer<std::string> answer = backend_.execute(version, wanted, *call);
+        const Answer<Executed> answer = backend_.execute(version, wanted, *call);
         if (const auto* error = std::get_if<RpcError>(&answer)) return call->fail(*error);
-        const double device_ms = std::chrono::duration<double, std::milli>(turn.elapsed()).count();
+        const auto& done = std::get<Executed>(answer);
         ProtoWriter out;
-        out.reserve(std::get<std::string>(answer).size() + 32);
-        out.text(1, std::get<std::string>(answer)).number(2, device_ms);
+        out.reserve(done.outputs.size() + 64);
+        out.text(1, done.outputs).number(2, done.device_ms).number(3, done.input_ms).number(4, done.output_ms);
         call->reply(out.out());
       });
   if (!queued) {

@@ -1,7 +1,6 @@
 #include "replays.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <fcntl.h>
@@ -16,14 +15,13 @@
 #include "rouse/base/text.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/operation.h"
-#include "rouse/tape/player.h"
+#include "rouse/tape/shelf.h"
 
 namespace rouse::serve {
 
 namespace {
 
 constexpr uint64_t kMaxFileBytes = 256 << 20;
-constexpr size_t kMaxTapesOfVersion = 4096;
 
 constexpr std::array<std::pair<c10::ScalarType, std::string_view>, 13> kDatatypes{{
     {c10::ScalarType::Bool, "BOOL"},
@@ -85,34 +83,20 @@ Result<std::vector<std::byte>> read_file(const std::string& path) {
   return bytes;
 }
 
-// A weight as its storage: the memory is the model's.
-Result<c10::Storage> weight(const ModelSpec& model, const tape::Place& place) {
-  if (place.kind != tape::Class::kWeight) {
-    return Status(Code::kInvalid, "it names what only the session that recorded it had");
-  }
-  if (place.value > model.bytes || place.bytes > model.bytes - place.value) {
-    return Status(Code::kInvalid, "it names weights outside of the model's range");
-  }
-  auto* const data = reinterpret_cast<void*>(model.base + place.value);
-  return c10::Storage(c10::Storage::use_byte_size_t(), place.bytes, c10::DataPtr(data, c10::kCPU), nullptr, false);
-}
-
 c10::Storage copy_in(Bytes data) {
   c10::DataPtr memory = c10::GetCPUAllocator()->allocate(data.size());
   if (!data.empty()) std::memcpy(memory.get(), data.data(), data.size());
   return c10::Storage(c10::Storage::use_byte_size_t(), data.size(), std::move(memory), nullptr, false);
 }
 
-struct Tape {
-  std::unique_ptr<tape::Player> player;
-  std::vector<size_t> order;  // The n-th input is the order[n]-th by name.
-  std::vector<std::string> output_names;
-};
+double milliseconds(Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); }
 
-// Those with the same inputs: one for each way that its guards came out.
-struct Variants {
-  std::vector<std::shared_ptr<Tape>> tapes;
-  TapeInfo info;
+// What answers one kind of request.
+struct Kind {
+  tape::Signature signature{};
+  std::vector<size_t> order;  // The n-th input of its tapes is the order[n]-th by name.
+  std::vector<std::string> output_names;
+  std::shared_ptr<ReplayCounts> counts;
 };
 
 RpcError refuse(const Status& status, const std::string& path) {
@@ -128,71 +112,74 @@ RpcError refuse(const Status& status, const std::string& path) {
 
 // One version's tapes and the memory that they are replayed in, which no other version ever sees.
 struct Replays::Version {
-  explicit Version(uint64_t scratch_bytes)
-      : heap(executor::Heap::make(scratch_bytes)), arena(executor::Arena::make()) {}
+  Version(tape::Origin here, uint64_t scratch_bytes)
+      : heap(executor::Heap::make(scratch_bytes)), shelf(std::move(here)) {}
 
   executor::Heap::Handle heap;
-  executor::Arena::Handle arena;
-  executor::Generators generators;
-  // Of `by_key` and of what is in it while it is not replayed; a replay holds the device's turn instead.
-  std::mutex mutex;
-  std::unordered_map<std::string, std::shared_ptr<Variants>> by_key;
-  size_t tapes = 0;
+  tape::Shelf shelf;
+  std::unordered_map<std::string, Kind> kinds;
 };
 
 Replays::~Replays() = default;
 
-std::shared_ptr<Replays::Version> Replays::find(const std::string& version_id) const {
-  const std::lock_guard lock(mutex_);
+Replays::Version* Replays::find(const std::string& version_id) {
   const auto found = versions_.find(version_id);
-  return found == versions_.end() ? nullptr : found->second;
+  return found == versions_.end() ? nullptr : found->second.get();
 }
 
 void Replays::drop(const std::string& version_id) {
-  const std::lock_guard lock(mutex_);
   versions_.erase(version_id);
+  const std::lock_guard lock(mutex_);
+  counts_.erase(version_id);
 }
 
 std::vector<TapeInfo> Replays::info(const std::string& version_id) const {
   std::vector<TapeInfo> infos;
-  const std::shared_ptr<Version> version = find(version_id);
-  if (!version) return infos;
-  const std::lock_guard lock(version->mutex);
-  for (const auto& [key, variants] : version->by_key) infos.push_back(variants->info);
+  const std::lock_guard lock(mutex_);
+  const auto found = counts_.find(version_id);
+  if (found == counts_.end()) return infos;
+  for (const auto& [key, counts] : found->second) {
+    infos.push_back({key, counts->replays.load(), counts->guards_missed.load()});
+  }
   return infos;
 }
 
-namespace {
-
-Result<Tape> prepare(const ModelSpec& model, const TapeFile& file, const ReplayPlace& place) {
-  Result<std::vector<std::byte>> bytes = read_file(file.path);
-  if (!bytes.ok()) return bytes.status();
-  Result<tape::Tape> read = tape::load(bytes.value());
-  if (!read.ok()) return read.status();
-  tape::Origin here = read.value().origin;
-  here.torch_version = place.torch_version;
-  here.device = place.device;
-  here.layout = model.layout;
-  here.model_base = model.base;
-  here.model_bytes = model.bytes;
-  ROUSE_RETURN_IF_ERROR(tape::fits(read.value().origin, here));
-  if (read.value().inputs != file.inputs.size() || read.value().outputs.size() != file.output_names.size()) {
-    return Status(Code::kInvalid,
-                  text("it has ", read.value().inputs, " inputs and ", read.value().outputs.size(), " outputs; ",
-                       file.inputs.size(), " and ", file.output_names.size(), " were named"));
+Answer<std::vector<TapeInfo>> Replays::load(const ModelSpec& model, const std::vector<TapeFile>& files) {
+  std::unique_ptr<Version>& version = versions_[model.version_id];
+  if (!version) {
+    tape::Origin here;
+    here.torch_version = place_.torch_version;
+    here.device = place_.device;
+    here.layout = model.layout;
+    here.model_base = model.base;
+    here.model_bytes = model.bytes;
+    version = std::make_unique<Version>(std::move(here), place_.scratch_bytes);
   }
-  Tape tape;
-  tape.output_names = file.output_names;
-  const std::vector<const TapeTensor*> sorted = by_name(file.inputs);
-  for (const TapeTensor& input : file.inputs) {
-    tape.order.push_back(static_cast<size_t>(std::find(sorted.begin(), sorted.end(), &input) - sorted.begin()));
+  const executor::UseHeap use(*version->heap);
+  const tape::Player::Find weights = tape::weights_at(model.base, model.bytes);
+  for (const TapeFile& file : files) {
+    Result<std::vector<std::byte>> bytes = read_file(file.path);
+    if (!bytes.ok()) return refuse(bytes.status(), file.path);
+    Result<tape::Signature> signature = version->shelf.load(bytes.value(), weights);
+    if (!signature.ok()) return refuse(signature.status(), file.path);
+    Kind kind{signature.value(), {}, file.output_names, nullptr};
+    const std::vector<const TapeTensor*> sorted = by_name(file.inputs);
+    for (const TapeTensor& input : file.inputs) {
+      kind.order.push_back(static_cast<size_t>(std::find(sorted.begin(), sorted.end(), &input) - sorted.begin()));
+    }
+    const std::string key = key_of(sorted);
+    {
+      const std::lock_guard lock(mutex_);
+      std::shared_ptr<ReplayCounts>& counts = counts_[model.version_id][key];
+      if (!counts) counts = std::make_shared<ReplayCounts>();
+      kind.counts = counts;
+    }
+    version->kinds[key] = std::move(kind);
   }
-  Result<std::unique_ptr<tape::Player>> player =
-      tape::Player::prepare(std::move(read).value(), [&](const tape::Place& wanted) { return weight(model, wanted); });
-  if (!player.ok()) return player.status();
-  tape.player = std::move(player).value();
-  return tape;
+  return info(model.version_id);
 }
+
+namespace {
 
 executor::TensorSpec spec_of(const tape::Output& output) {
   executor::TensorSpec spec;
@@ -205,94 +192,58 @@ executor::TensorSpec spec_of(const tape::Output& output) {
 }
 
 // The tape's outputs as a serialised TensorBatch.
-Answer<std::string> write_outputs(const Tape& tape, std::vector<c10::Storage> storages) {
-  const std::vector<tape::Output>& outputs = tape.player->tape().outputs;
+Answer<std::string> write_outputs(const Kind& kind, const tape::Played& played) {
+  const std::vector<tape::Output>& outputs = played.tape->outputs;
+  if (outputs.size() != kind.output_names.size()) {
+    return RpcError{RpcCode::kInternal, "BAD_TAPE",
+                    text("a tape has ", outputs.size(), " outputs, and ", kind.output_names.size(),
+                         " were named when it was loaded")};
+  }
   std::vector<at::Tensor> kept;
   std::vector<TensorView> views;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const tape::Output& output = outputs[i];
-    const auto type = static_cast<c10::ScalarType>(output.dtype);
+    const auto type = static_cast<c10::ScalarType>(outputs[i].dtype);
     const std::string_view datatype = datatype_of(type);
     if (datatype.empty()) {
       return RpcError{RpcCode::kUnimplemented, "NOT_IMPLEMENTED",
-                      text("output '", tape.output_names[i], "' is of ", c10::toString(type),
+                      text("output '", kind.output_names[i], "' is of ", c10::toString(type),
                            ", which no datatype of the inference protocol is")};
     }
-    kept.push_back(executor::make_tensor(storages[i], spec_of(output)).resolve_conj().resolve_neg().contiguous());
-    const at::Tensor& tensor = kept.back();
-    views.push_back({tape.output_names[i], datatype, tensor.sizes().vec(),
-                     Bytes(static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes())});
+    const at::Tensor tensor = executor::make_tensor(played.outputs[i], spec_of(outputs[i]));
+    kept.push_back(tensor.resolve_conj().resolve_neg().contiguous());
+    views.push_back({kind.output_names[i], datatype, kept.back().sizes().vec(),
+                     Bytes(static_cast<const std::byte*>(kept.back().const_data_ptr()), kept.back().nbytes())});
   }
   return write_tensors(views);
 }
 
 }  // namespace
 
-Answer<std::vector<TapeInfo>> Replays::load(const ModelSpec& model, const std::vector<TapeFile>& files) {
-  std::shared_ptr<Version> version;
-  {
-    const std::lock_guard lock(mutex_);
-    std::shared_ptr<Version>& slot = versions_[model.version_id];
-    if (!slot) slot = std::make_shared<Version>(place_.scratch_bytes);
-    version = slot;
-  }
-  std::vector<std::pair<std::string, Tape>> prepared;
-  for (const TapeFile& file : files) {
-    Result<Tape> tape = prepare(model, file, place_);
-    if (!tape.ok()) return refuse(tape.status(), file.path);
-    prepared.emplace_back(key_of(by_name(file.inputs)), std::move(tape).value());
-  }
-  const std::lock_guard lock(version->mutex);
-  if (version->tapes + prepared.size() > kMaxTapesOfVersion) {
-    return RpcError{RpcCode::kResourceExhausted, "TOO_MANY_TAPES",
-                    text("a version has at most ", kMaxTapesOfVersion, " tapes")};
-  }
-  for (auto& [key, tape] : prepared) {
-    std::shared_ptr<Variants>& slot = version->by_key[key];
-    // Replaced, not changed: a replay out of it may be under way.
-    auto variants = slot ? std::make_shared<Variants>(*slot) : std::make_shared<Variants>();
-    variants->info.signature = key;
-    variants->tapes.push_back(std::make_shared<Tape>(std::move(tape)));
-    slot = std::move(variants);
-    ++version->tapes;
-  }
-  std::vector<TapeInfo> infos;
-  for (const auto& [key, variants] : version->by_key) infos.push_back(variants->info);
-  return infos;
-}
-
-Answer<std::string> Replays::execute(const std::string& version_id, const ExecuteRequest& request) {
+Answer<Executed> Replays::execute(const std::string& version_id, const ExecuteRequest& request) {
+  const RpcError none{RpcCode::kFailedPrecondition, "NO_TAPE",
+                      "version " + version_id + " has no tape for these inputs"};
+  Version* const version = find(version_id);
+  if (version == nullptr) return none;
   const std::vector<const TensorView*> sorted = by_name(request.inputs);
-  const std::shared_ptr<Version> version = find(version_id);
-  std::shared_ptr<Variants> variants;
-  if (version) {
-    const std::lock_guard lock(version->mutex);
-    const auto found = version->by_key.find(key_of(sorted));
-    if (found != version->by_key.end()) variants = found->second;
-  }
-  if (!variants) {
-    return RpcError{RpcCode::kFailedPrecondition, "NO_TAPE", "version " + version_id + " has no tape for these inputs"};
-  }
+  const auto kind = version->kinds.find(key_of(sorted));
+  if (kind == version->kinds.end()) return none;
+  const auto started = Clock::now();
   const c10::InferenceMode inference;
   const executor::UseHeap use(*version->heap);
-  uint64_t missed = 0;
-  for (const std::shared_ptr<Tape>& tape : variants->tapes) {
-    std::vector<c10::Storage> inputs;
-    for (const size_t position : tape->order) inputs.push_back(copy_in(sorted[position]->data));
-    Result<tape::Replayed> replayed =
-        tape->player->run(inputs, {.generators = version->generators, .arena = version->arena.get()});
-    if (!replayed.ok()) {
-      return RpcError{RpcCode::kInternal, "REPLAY_FAILED", replayed.status().describe()};
-    }
-    missed += replayed.value().missed ? 1 : 0;
-    if (replayed.value().missed) continue;
-    const std::lock_guard lock(version->mutex);
-    variants->info.guards_missed += missed;
-    ++variants->info.replays;
-    return write_outputs(*tape, std::move(replayed.value().outputs));
+  std::vector<c10::Storage> inputs;
+  for (const size_t position : kind->second.order) inputs.push_back(copy_in(sorted[position]->data));
+  const auto copied = Clock::now();
+  Result<tape::Played> played = version->shelf.replay(kind->second.signature, inputs);
+  if (!played.ok()) return RpcError{RpcCode::kInternal, "REPLAY_FAILED", played.status().describe()};
+  if (played.value().outcome == tape::Outcome::kDone) {
+    ++kind->second.counts->replays;
+    const auto replayed = Clock::now();
+    Answer<std::string> outputs = write_outputs(kind->second, played.value());
+    if (auto* const error = std::get_if<RpcError>(&outputs)) return std::move(*error);
+    return Executed{std::get<std::string>(std::move(outputs)), milliseconds(replayed - copied),
+                    milliseconds(copied - started), milliseconds(Clock::now() - replayed)};
   }
-  const std::lock_guard lock(version->mutex);
-  variants->info.guards_missed += missed;
+  ++kind->second.counts->guards_missed;
   return RpcError{RpcCode::kFailedPrecondition, "GUARD_MISSED",
                   "the inputs' values lead another way than in any tape of version " + version_id};
 }

@@ -1,6 +1,7 @@
 // Tapes that answer requests without a session: loaded from files, found by a request's inputs, replayed.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,28 +19,35 @@ struct ReplayPlace {
   uint64_t scratch_bytes = 0;
 };
 
-// Thread-safe, but for `execute` and `drop`, which are called in a turn on the device.
+struct ReplayCounts {
+  std::atomic<uint64_t> replays{0};
+  std::atomic<uint64_t> guards_missed{0};
+};
+
+// `info` is for any thread; everything else is done in a turn on the device.
 class Replays {
  public:
   explicit Replays(ReplayPlace place) : place_(std::move(place)) {}
   ~Replays();
 
-  // Adds tapes of a mapped model: all of the files, or none. BAD_TAPE, TAPE_MISMATCH, TOO_MANY_TAPES.
+  // Adds tapes of a mapped model, up to the first that does not hold. BAD_TAPE, TAPE_MISMATCH, TOO_MANY_TAPES.
   Answer<std::vector<TapeInfo>> load(const ModelSpec& model, const std::vector<TapeFile>& files);
   // Before the model is unmapped: its tapes name its addresses.
   void drop(const std::string& version_id);
   std::vector<TapeInfo> info(const std::string& version_id) const;
-  // The outputs as a serialised TensorBatch. NO_TAPE, GUARD_MISSED; REPLAY_FAILED.
-  Answer<std::string> execute(const std::string& version_id, const ExecuteRequest& request);
+  // NO_TAPE, GUARD_MISSED; REPLAY_FAILED.
+  Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request);
 
  private:
   struct Version;
 
-  std::shared_ptr<Version> find(const std::string& version_id) const;
+  Version* find(const std::string& version_id);
 
   const ReplayPlace place_;
+  std::map<std::string, std::unique_ptr<Version>> versions_;
   mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Version>> versions_;
+  // By version, then by kind of request.
+  std::map<std::string, std::map<std::string, std::shared_ptr<ReplayCounts>>> counts_;
 };
 
 }  // namespace rouse::serve

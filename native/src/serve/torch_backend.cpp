@@ -135,7 +135,7 @@ class TorchBackend : public Backend {
     return replays_.load(*model, files);
   }
   std::vector<TapeInfo> tapes(const std::string& version_id) const override { return replays_.info(version_id); }
-  Answer<std::string> execute(const std::string& version_id, const ExecuteRequest& request, const LinkCall&) override {
+  Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request, const LinkCall&) override {
     return replays_.execute(version_id, request);
   }
 

@@ -74,6 +74,13 @@ struct RecordedTapes {
   std::vector<RefusedTape> refused;
 };
 
+struct Executed {
+  std::string outputs;  // A serialised TensorBatch.
+  double device_ms = 0;
+  double input_ms = 0;
+  double output_ms = 0;
+};
+
 struct MemoryInfo {
   uint64_t capacity_bytes = 0;
   uint64_t mapped_bytes = 0;
@@ -105,16 +112,16 @@ class Backend {
   // Called on the thread that will handle its messages.
   virtual Result<std::unique_ptr<SessionWork>> open_session(const SessionSpec& spec) = 0;
 
-  // These may block; one is called at a time, `execute` beside them and in its turn on the device.
+  // These may block. `map_model` is called beside whatever computes; the others in a turn on the device.
   virtual Answer<std::monostate> map_model(const ModelSpec& spec) = 0;
   virtual Answer<uint64_t> unmap_model(const std::string& version_id) = 0;
   virtual Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id,
                                                    const std::vector<TapeFile>& files) = 0;
   virtual std::vector<TapeInfo> tapes(const std::string& version_id) const = 0;
 
-  // Replays a version's tape for these inputs. The answer is a serialised TensorBatch. `ended`: nobody waits any more.
-  virtual Answer<std::string> execute(const std::string& version_id, const ExecuteRequest& request,
-                                      const LinkCall& call) = 0;
+  // Replays a version's tape for these inputs. `call` ended: nobody waits any more.
+  virtual Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request,
+                                   const LinkCall& call) = 0;
 };
 
 }  // namespace rouse::serve

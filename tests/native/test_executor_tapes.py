@@ -1,0 +1,131 @@
+"""Tapes that rouse-executor records from one session and replays without any, bit by bit as PyTorch computes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import rouse_native
+from rouse_common.errors import FailedPrecondition, InvalidArgument, RouseError
+from rouse_common.link import Links
+from rouse_contracts import core, device, functions
+from rouse_native.executor import ExecutorClient, ExecutorProcess, ExecutorSettings
+from rouse_native.session import Session
+from rouse_testkit.wire import Layers, data
+
+pytestmark = pytest.mark.skipif(not rouse_native.built(), reason="the native core is not built here")
+
+SECONDS = 30.0
+BASE = 0x5000_0000_0000
+LAYERS = Layers(4, 32, BASE)
+SIZE = LAYERS.count * LAYERS.matrix_bytes
+
+
+def request(values: bytes, lease: str = "at/1", name: str = "x") -> device.ExecuteRequest:
+    batch = functions.TensorBatch(
+        tensors=[functions.Tensor(name=name, datatype="FP32", shape=[1, LAYERS.width], data=values)]
+    )
+    return device.ExecuteRequest(lease_id=lease, request_id="r", inputs=batch.SerializeToString())
+
+
+def compute(session: Session, number: int, values: bytes) -> bytes:
+    """One eager request through the ring."""
+    for message in LAYERS.request(number, values):
+        session.send(message, SECONDS)
+    result = data(session.receive(SECONDS))
+    session.send(LAYERS.done(), SECONDS)
+    return result
+
+
+async def record(process: ExecutorProcess, folder: Path, values: list[bytes]) -> tuple[list[bytes], list[str]]:
+    """Requests through a session that records; their results and the files of its tapes."""
+    await process.client.open_session("s", folder / "s", SECONDS, version_id="v", record=True)
+    session = await asyncio.to_thread(Session, folder / "s", SECONDS)
+
+    def work() -> list[bytes]:
+        for message in LAYERS.setup():
+            session.send(message, SECONDS)
+        return [compute(session, number, each) for number, each in enumerate(values)]
+
+    results = await asyncio.to_thread(work)
+    saved = await process.client.save_tapes("s", folder, SECONDS)
+    assert not saved.refused, saved
+    await process.client.close_session("s", SECONDS)
+    return results, [tape.path for tape in saved.tapes]
+
+
+async def test_another_executor_replays_what_one_recorded(tmp_path: Path, short_folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(3)
+    weights = [torch.randn(LAYERS.width, LAYERS.width) for _ in range(LAYERS.count)]
+    rows = [torch.randn(1, LAYERS.width) for _ in range(3)]
+    expected = []
+    for row in rows:
+        for matrix in weights:
+            row = torch.tanh(torch.mm(row, matrix))
+        expected.append(row.numpy().tobytes())
+    image = tmp_path / "image"
+    image.write_bytes(b"".join(matrix.numpy().tobytes() for matrix in weights))
+    values = [row.numpy().tobytes() for row in rows]
+
+    links = Links(64 << 20)
+    (short_folder / "1").mkdir()
+    (short_folder / "2").mkdir()
+    flags: dict[str, int | str] = {"capacity-mib": 64}
+    async with ExecutorProcess(ExecutorSettings("host:0", short_folder / "1", flags), links).running() as process:
+        await process.serving(SECONDS)
+        await process.client.map_model(
+            "v", "at", base=BASE, size_bytes=SIZE, image=image, layout="l", timeout_s=SECONDS
+        )
+        results, paths = await record(process, short_folder / "1", values)
+        assert results == expected
+        assert len(paths) == 1
+
+        files = [core.TapeFile(path=paths[0], inputs=[_input("x")], output_names=["y"])]
+        async with ExecutorProcess(ExecutorSettings("host:1", short_folder / "2", flags), links).running() as other:
+            await other.serving(SECONDS)
+            client = other.client
+            # Of another layout: its weights lie elsewhere.
+            await client.map_model("w", "at", base=BASE, size_bytes=SIZE, image=image, layout="m", timeout_s=SECONDS)
+            with pytest.raises(FailedPrecondition) as mismatch:
+                await client.load_tapes("w", files, SECONDS)
+            assert mismatch.value.reason == "TAPE_MISMATCH"
+            await client.unmap_model("w", SECONDS)
+
+            await client.map_model("v", "at", base=BASE, size_bytes=SIZE, image=image, layout="l", timeout_s=SECONDS)
+            assert [tape.replays for tape in await client.load_tapes("v", files, SECONDS)] == [0]
+            for number, each in enumerate([*values, *values]):
+                answer = await client.execute(request(each), SECONDS)
+                (output,) = functions.TensorBatch.FromString(answer.outputs).tensors
+                assert (output.name, output.datatype, list(output.shape)) == ("y", "FP32", [1, LAYERS.width])
+                assert output.data == expected[number % 3]
+                assert answer.device_ms > 0
+            (model,) = (await client.describe(SECONDS)).models
+            assert [tape.replays for tape in model.tapes] == [6]
+
+            await refused(client, values[0], image)
+            await client.unmap_model("v", SECONDS)
+            with pytest.raises(FailedPrecondition):
+                await client.execute(request(values[0]), SECONDS)
+    await links.close()
+
+
+async def refused(client: ExecutorClient, values: bytes, no_tape: Path) -> None:
+    with pytest.raises(FailedPrecondition) as none:
+        await client.execute(request(values, name="z"), SECONDS)
+    assert none.value.reason == "NO_TAPE"
+    with pytest.raises(InvalidArgument):
+        await client.execute(request(values[:-4]), SECONDS)
+    with pytest.raises(FailedPrecondition) as stale:
+        await client.execute(request(values, lease="other/1"), SECONDS)
+    assert stale.value.reason == "STALE_LEASE"
+    # What is no tape is refused, and what was there stays.
+    with pytest.raises(RouseError):
+        await client.load_tapes("v", [core.TapeFile(path=str(no_tape), inputs=[_input("x")])], SECONDS)
+    await client.execute(request(values), SECONDS)
+
+
+def _input(name: str) -> core.TapeTensor:
+    return core.TapeTensor(name=name, datatype="FP32", shape=[1, LAYERS.width])
