@@ -120,6 +120,8 @@ struct Replays::Version {
   std::unordered_map<std::string, Kind> kinds;
 };
 
+Replays::Replays(ReplayPlace place) : place_(std::move(place)) {}
+
 Replays::~Replays() = default;
 
 Replays::Version* Replays::find(const std::string& version_id) {

@@ -27,7 +27,7 @@ struct ReplayCounts {
 // `info` is for any thread; everything else is done in a turn on the device.
 class Replays {
  public:
-  explicit Replays(ReplayPlace place) : place_(std::move(place)) {}
+  explicit Replays(ReplayPlace place);
   ~Replays();
 
   // Adds tapes of a mapped model, up to the first that does not hold. BAD_TAPE, TAPE_MISMATCH, TOO_MANY_TAPES.

@@ -61,7 +61,11 @@ class TorchWork : public SessionWork {
  public:
   TorchWork(const SessionSpec& spec, const std::optional<ModelSpec>& model)
       : heap_(executor::Heap::make(spec.scratch_bytes)), use_(*heap_) {
-    if (spec.record) recorder_.emplace(tape::RecorderOptions{.origin = origin_of(model)});
+    if (spec.record) {
+      tape::RecorderOptions recording;
+      recording.origin = origin_of(model);
+      recorder_.emplace(std::move(recording));
+    }
     executor::EngineOptions options;
     options.max_bytes = spec.scratch_bytes;
     options.observer = recorder_ ? &*recorder_ : nullptr;
