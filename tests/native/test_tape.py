@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("rouse_native._redirect", reason="the native core is not built")
 
-from rouse_native import redirect, tape  # noqa: E402
+from rouse_native import redirect, tape
 
 
 def settled(function: tape.Function, inputs: list[torch.Tensor], what: str) -> tape.TapeInfo:
@@ -70,7 +71,7 @@ def test_branches_on_values_are_guarded(rouse: str) -> None:
     ids=["shape", "random", "guard"],
 )
 def test_what_is_not_taped_says_why(rouse: str, function: tape.Function, reason: str) -> None:
-    def wrapped(x: torch.Tensor) -> object:
+    def wrapped(x: torch.Tensor) -> torch.Tensor | Sequence[torch.Tensor]:
         if reason == "could not be taken back":
             x.add_(0.25)
             return x * 2 if float(x[0]) > 0 else x
