@@ -10,7 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("rouse_native._redirect", reason="the native core is not built")
 
-from rouse_native import tape
+from rouse_native import tape  # noqa: E402
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 TEXT = {**SMALL, "vocab_size": 90, "max_position_embeddings": 64}
