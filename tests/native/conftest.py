@@ -13,9 +13,8 @@ import pytest
 def rouse() -> Iterator[str]:
     """The device, with an executor of its own for the tests of a file."""
     pytest.importorskip("rouse_native._redirect", reason="the native core is not built")
-    from redirect_support import one_thread
-
     from rouse_native import redirect
+    from rouse_testkit.tensors import one_thread
 
     with one_thread(), redirect.spawn_local():
         yield "rouse"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from redirect_support import assert_same, moved
+
+from rouse_testkit.tensors import assert_same, moved
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rouse_loadtest.scenario import Scenario
-from rouse_loadtest.scenarios import batching, coldstart, faults, overhead, remoting, swap, torpor_sim
+from rouse_loadtest.scenarios import batching, each, faults, overhead, redirect, swap, torpor_sim
 
-_ALL = (batching, coldstart, faults, overhead, remoting, swap, torpor_sim)
-SCENARIOS: Mapping[str, Scenario] = {each.SCENARIO.name: each.SCENARIO for each in _ALL}
+SCENARIOS: Mapping[str, Scenario] = {
+    s.name: s
+    for s in (
+        overhead.SCENARIO,
+        batching.SCENARIO,
+        faults.SCENARIO,
+        redirect.SCENARIO,
+        swap.SCENARIO,
+        each.SCENARIO,
+        torpor_sim.SCENARIO,
+    )
+}

@@ -94,8 +94,8 @@ at::Tensor make_result(const c10::Storage& storage, const Described& described) 
   return tensor;
 }
 
-// An argument that the operator may have resized.
-void follow_resize(const at::Tensor& argument, const Described& described) {
+// An argument that the operator may have resized, or marked as to be conjugated.
+void follow_argument(const at::Tensor& argument, const Described& described) {
   auto* impl = argument.unsafeGetTensorImpl();
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
   if (storage->nbytes() != described.storage_bytes) storage->set_nbytes(described.storage_bytes);
@@ -104,6 +104,10 @@ void follow_resize(const at::Tensor& argument, const Described& described) {
     impl->set_sizes_and_strides(c10::IntArrayRef(described.sizes), c10::IntArrayRef(described.strides),
                                 described.offset);
   }
+  const bool conjugate = (described.flags & wire::kConjugate) != 0;
+  const bool negative = (described.flags & wire::kNegative) != 0;
+  if (impl->is_conj() != conjugate) impl->_set_conj(conjugate);
+  if (impl->is_neg() != negative) impl->_set_neg(negative);
 }
 
 struct Storages {
@@ -172,7 +176,7 @@ void give_results(const Operator& operation, const Outcomes& outcomes, const Enc
     const int argument = operation.returns_argument[i];
     if (argument >= 0 && outcome.kind == Outcome::Kind::kTensor) {
       const auto& tensor = stack[first + static_cast<std::size_t>(argument)].toTensor();
-      if (tensor.defined() && outcome.tensors[0].tag == wire::Tag::kAlias) follow_resize(tensor, outcome.tensors[0]);
+      if (tensor.defined() && outcome.tensors[0].tag == wire::Tag::kAlias) follow_argument(tensor, outcome.tensors[0]);
       results.emplace_back(tensor);
       continue;
     }

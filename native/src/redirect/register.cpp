@@ -50,9 +50,8 @@ void register_backend() {
       aten.impl(full_name(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&redirect>());
     }
   }
-  // Both are composite with a decomposition only, but the kernel below them depends on the device: the real one
-  // decides.
-  for (const char* name : {"convolution", "convolution_overrideable", "convolution_backward"}) {
+  // Composite only, but what they choose below depends on the device (kernels, drivers): the real one decides.
+  for (const char* name : {"convolution", "convolution_backward", "linalg_lstsq"}) {
     const auto handle = c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, ""});
     if (handle && !needs_registration(*handle)) {
       aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&redirect>());

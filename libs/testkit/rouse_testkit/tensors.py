@@ -1,4 +1,4 @@
-"""One executor for the tests of a file, and comparing what it gives with PyTorch on the CPU, bit for bit."""
+"""Tensors on another device, and comparing them with what PyTorch computes on the CPU, bit for bit."""
 
 from __future__ import annotations
 

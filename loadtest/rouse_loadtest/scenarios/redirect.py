@@ -1,0 +1,125 @@
+"""What it costs to run a model's operators in another process: redirected and native, one compute thread each."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rouse_loadtest import plot
+from rouse_loadtest.core_models import MODELS, build, is_tiny
+from rouse_loadtest.report import Measure, figure, table
+from rouse_loadtest.scenario import Run, Scenario
+
+ROUNDS, SECONDS = 9, 3.0
+BAR, TINY_BAR = 1.03, 1.15
+
+
+@dataclass
+class Timed:
+    """One model: milliseconds a round, medians, of each way to run it."""
+
+    calls: int
+    native: list[float] = field(default_factory=list)
+    redirected: list[float] = field(default_factory=list)
+    synchronous: list[float] = field(default_factory=list)
+    issued: list[float] = field(default_factory=list)  # Until all was sent, of the redirected run.
+
+    def over_native(self, values: Sequence[float]) -> list[float]:
+        return [a / b for a, b in zip(values, self.native, strict=True)]
+
+
+def measure(run: Run) -> Sequence[Measure]:
+    import torch
+
+    from rouse_native import redirect
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with redirect.spawn_local(threads=1), torch.inference_mode():
+            timed = {name: _time(name, run.quick) for name in MODELS}
+    finally:
+        torch.set_num_threads(threads)
+    rows = []
+    for name, each in timed.items():
+        cells = (
+            each.calls, statistics.median(each.native), statistics.median(each.redirected),
+            statistics.median(each.synchronous), 1e3 * statistics.median(each.issued) / each.calls,
+            1e3 * statistics.median(each.redirected) / each.calls,
+        )  # fmt: skip
+        rows.append([name, *map(figure, cells)])
+    header = ["", "operators", "native ms", "redirected ms", "synchronous ms", "client µs/op", "whole µs/op"]
+    print(table(rows, header), end="\n\n")
+    found = []
+    for name, each in timed.items():
+        found.append(
+            Measure(f"redirected_over_native.{name}", each.over_native(each.redirected), "ratio",
+                    TINY_BAR if is_tiny(name) else BAR, note="one compute thread on each side")
+        )  # fmt: skip
+        found.append(
+            Measure(f"synchronous_over_native.{name}", each.over_native(each.synchronous), "ratio",
+                    note="waits for every operator")
+        )  # fmt: skip
+    plot.bars(
+        run.plots / "redirect.svg", "Redirected over native, one compute thread", "ratio",
+        [(name, statistics.median(each.over_native(each.redirected))) for name, each in timed.items()],
+    )  # fmt: skip
+    return found
+
+
+def _time(name: str, quick: bool) -> Timed:
+    import torch
+
+    from rouse_native import redirect
+
+    built = build(name)
+    there = copy.deepcopy(built.module).to("rouse")
+    inputs = {key: value.to("rouse") for key, value in built.inputs.items()}
+    issued: list[float] = []
+
+    def native() -> Any:
+        return built.result(built.module(**built.inputs)).clone()
+
+    def redirected() -> Any:
+        began = time.perf_counter()
+        output = built.result(there(**inputs))
+        issued.append(time.perf_counter() - began)
+        return output.cpu()
+
+    def synchronous() -> Any:
+        with redirect.blocking():
+            return redirected()
+
+    if not torch.equal(native(), redirected()):
+        raise RuntimeError(f"{name}: the redirected run gave other numbers than the native one")
+    redirected()
+    before = redirect.counters()["calls"]
+    redirected()
+    timed = Timed(redirect.counters()["calls"] - before)
+    rounds, seconds = (2, 0.3) if quick else (ROUNDS, SECONDS)
+    for _ in range(rounds):
+        ways: dict[str, tuple[Callable[[], Any], list[float]]] = {
+            "native": (native, []), "redirected": (redirected, []), "synchronous": (synchronous, []),
+        }  # fmt: skip
+        issued.clear()
+        sent: list[float] = []
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            for way, (function, took) in ways.items():
+                began = time.perf_counter()
+                function()
+                took.append(time.perf_counter() - began)
+                if way == "redirected":
+                    sent.append(issued[-1])
+        for way, (_, took) in ways.items():
+            getattr(timed, way).append(1e3 * statistics.median(took))
+        timed.issued.append(1e3 * statistics.median(sent))
+    print(f"  {name}: {rounds} rounds of {seconds:.1f} s", flush=True)
+    return timed
+
+
+SCENARIO = Scenario("redirect", "operators redirected to an executor process, beside native PyTorch", 4, measure)
