@@ -7,8 +7,6 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <dlfcn.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <torch/version.h>
 
 #include <charconv>
@@ -75,8 +73,6 @@ Status serve(int rings, int socket, int threads, std::uint64_t limit_bytes, cons
 }  // namespace
 
 int main(int argc, char** argv) {
-  // With the parent's end there is nobody to serve; the socket says so, too, but not while an operator runs.
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::uint64_t rings, socket, threads, limit_bytes;
   if (argc < 5 || !number(argv[1], 1u << 20, rings) || !number(argv[2], 1u << 20, socket) ||
       !number(argv[3], 1024, threads) || threads == 0 || !number(argv[4], 1ull << 42, limit_bytes)) {

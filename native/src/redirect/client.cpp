@@ -119,6 +119,11 @@ std::uint64_t Client::take_name() {
 void Client::free(std::uint64_t name) {
   {
     const std::lock_guard hold(free_mutex_);
+    if (name >= wire::kModelBase) {
+      const auto found = bound_.find(name);
+      if (found != bound_.end() && --found->second != 0) return;
+      bound_.erase(name);
+    }
     pending_free_.push_back(name);
   }
   stamp();

@@ -30,7 +30,12 @@ std::uint64_t Client::create(std::uint64_t bytes) {
 }
 
 void Client::bind(std::uint64_t address, std::uint64_t bytes) {
+  TORCH_CHECK(address >= wire::kModelBase, "address ", address, " is below those of models");
   const auto hold = lock();
+  {
+    const std::lock_guard names(free_mutex_);
+    bound_[address] += 1;
+  }
   const wire::Create head{{}, address, bytes};
   send(wire::Kind::kCreate, bytes_of(head), {});
 }

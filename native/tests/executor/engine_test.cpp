@@ -44,19 +44,25 @@ class EngineTest : public ::testing::Test {
   Status add(std::uint32_t number, std::int64_t size, const char* name = "aten::relu_") {
     wire::Writer arguments, body;
     arguments.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Float), 0, 1);
-    for (const std::int64_t word : {std::int64_t{0}, size, std::int64_t{1}}) arguments.word(static_cast<std::uint64_t>(word));
+    for (const std::int64_t word : {std::int64_t{0}, size, std::int64_t{1}})
+      arguments.word(static_cast<std::uint64_t>(word));
     body.text(name);
     body.bytes(arguments.as_bytes());
     return send(Kind::kTemplate,
-                wire::Template{{}, number, static_cast<std::uint16_t>(std::strlen(name)), 0,
-                               static_cast<std::uint32_t>(arguments.size_bytes()), 0},
+                wire::Template{{},
+                               number,
+                               static_cast<std::uint16_t>(std::strlen(name)),
+                               0,
+                               static_cast<std::uint32_t>(arguments.size_bytes()),
+                               0},
                 body);
   }
   Status call(std::uint32_t number, std::uint64_t slot, std::uint16_t flags = wire::kCallLearn | wire::kCallKeep) {
     wire::Writer names;
     names.word(slot);
     if (flags & wire::kCallLearn) names.word(100);
-    return send(Kind::kCall, wire::Call{{}, number, 1, static_cast<std::uint16_t>(flags & wire::kCallLearn)}, names, flags);
+    return send(Kind::kCall, wire::Call{{}, number, 1, static_cast<std::uint16_t>(flags & wire::kCallLearn)}, names,
+                flags);
   }
   Status sync() { return send(Kind::kSync, wire::Sync{{}, 5}); }
 
@@ -79,15 +85,15 @@ TEST_F(EngineTest, EndsTheSessionForWhatNoClientSends) {
   ASSERT_TRUE(create(1, 16).ok());
   ASSERT_TRUE(add(0, 4).ok());
   ASSERT_TRUE(add(1, 5).ok());
-  EXPECT_EQ(call(0, 2).code(), Code::kInvalid);                      // no such storage
-  EXPECT_EQ(call(1, 1).code(), Code::kInvalid);                      // past the storage's end
-  EXPECT_EQ(call(9, 1).code(), Code::kInvalid);                      // no such template
-  EXPECT_EQ(call(0, 1, 0).code(), Code::kInvalid);                   // results not known yet
-  EXPECT_EQ(create(wire::kMaxStorages, 8).code(), Code::kInvalid);   // a number too high
-  EXPECT_EQ(create(wire::kModelBase, 8).code(), Code::kInvalid);     // an address outside of all ranges
-  EXPECT_EQ(add(wire::kMaxTemplates, 4).code(), Code::kInvalid);     // a number too high
-  EXPECT_EQ(add(2, -1).code(), Code::kInvalid);                      // a size that cannot be
-  EXPECT_EQ(add(2, std::int64_t{1} << 62).code(), Code::kInvalid);   // one that overflows
+  EXPECT_EQ(call(0, 2).code(), Code::kInvalid);                     // no such storage
+  EXPECT_EQ(call(1, 1).code(), Code::kInvalid);                     // past the storage's end
+  EXPECT_EQ(call(9, 1).code(), Code::kInvalid);                     // no such template
+  EXPECT_EQ(call(0, 1, 0).code(), Code::kInvalid);                  // results not known yet
+  EXPECT_EQ(create(wire::kMaxStorages, 8).code(), Code::kInvalid);  // a number too high
+  EXPECT_EQ(create(wire::kModelBase, 8).code(), Code::kInvalid);    // an address outside of all ranges
+  EXPECT_EQ(add(wire::kMaxTemplates, 4).code(), Code::kInvalid);    // a number too high
+  EXPECT_EQ(add(2, -1).code(), Code::kInvalid);                     // a size that cannot be
+  EXPECT_EQ(add(2, std::int64_t{1} << 62).code(), Code::kInvalid);  // one that overflows
   EXPECT_EQ(send(Kind::kRead, wire::Span{{}, 1, 8, 16}).code(), Code::kInvalid);
   EXPECT_EQ(send(Kind::kRead, wire::Span{{}, 1, ~0ull, 16}).code(), Code::kInvalid);
   EXPECT_EQ(send(Kind::kWrite, wire::Span{{}, 1, 0, 4096}).code(), Code::kInvalid);

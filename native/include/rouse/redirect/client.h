@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "rouse/base/status.h"
@@ -76,6 +77,7 @@ class Client {
 
   // Whole operations on storages; they take the lock themselves and throw.
   std::uint64_t create(std::uint64_t bytes);
+  // Names a part of a mapped range. Several storages may have it; the last one's end frees the name.
   void bind(std::uint64_t address, std::uint64_t bytes);
   void resize(std::uint64_t name, std::uint64_t bytes);
   void write(std::uint64_t name, std::uint64_t offset, std::span<const std::byte> data);
@@ -110,6 +112,7 @@ class Client {
 
   std::mutex free_mutex_;
   std::vector<std::uint64_t> pending_free_;
+  std::unordered_map<std::uint64_t, std::uint32_t> bound_;  // Addresses, and how many storages here have each.
 
   std::atomic<bool> active_{false};  // Something was sent since the timer looked.
   std::atomic<bool> timer_sleeps_{false};
