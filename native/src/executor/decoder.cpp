@@ -67,6 +67,9 @@ bool read_spec(wire::Reader& reader, const Item& item, TensorSpec& spec) {
   if (!known_dtype(item.dtype) || item.dimensions > wire::kMaxDimensions || !reader.word(offset)) return false;
   spec.dtype = static_cast<c10::ScalarType>(item.dtype);
   spec.flags = item.flags;
+  // What PyTorch asserts of such tensors.
+  if ((item.flags & wire::kConjugate) && !c10::isComplexType(spec.dtype)) return false;
+  if ((item.flags & wire::kWrapped) && item.dimensions != 0) return false;
   spec.offset = static_cast<std::int64_t>(offset);
   spec.sizes.resize(item.dimensions);
   spec.strides.resize(item.dimensions);

@@ -49,7 +49,13 @@ std::uint64_t Engine::bytes() const { return state_->storages.bytes(); }
 const Status& Engine::sticky() const { return state_->sticky; }
 
 Status Engine::handle(std::span<const std::byte> message, Responder& responder) {
-  return state_->dispatch(*this, message, responder);
+  try {
+    return state_->dispatch(*this, message, responder);
+  } catch (const std::exception& error) {
+    // Operators' own exceptions are caught where they run: this is a session that broke an assumption, not a process
+    // that should end.
+    return {Code::kFailed, std::string("message that could not be handled: ") + error.what()};
+  }
 }
 
 Status Engine::State::dispatch(Engine& engine, std::span<const std::byte> message, Responder& responder) {
