@@ -35,7 +35,7 @@ OTHER = {
     "nn.functional.linear_cross_entropy.chunked": "PyTorch's Python code picks how to accumulate half precision by the "
     "device's name",
     "nn.functional.linear_cross_entropy.chunked_none": "as linear_cross_entropy.chunked",
-    "linalg.lstsq": "driver gelsy reads pivots that nobody wrote: the CPU alone gives several results, by what memory held",
+    "linalg.lstsq": "driver gelsy reads pivots that nobody wrote: the CPU alone gives several results",
     "linalg.lstsq.grad_oriented": "as linalg.lstsq",
 }
 
