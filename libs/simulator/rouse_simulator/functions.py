@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 
-from rouse_policy import queueing, rrc
+from rouse_policy import queueing
 from rouse_policy.queueing import Head, Snapshot
+from rouse_policy.standings import Standings
 from rouse_simulator.profile import Model
 from rouse_simulator.results import FunctionResult
 
@@ -24,13 +24,11 @@ class Request:
 class Function:
     """A deployed function on one node."""
 
-    __slots__ = ("bound", "heavy", "model", "name", "record", "required", "result", "waiting")
+    __slots__ = ("bound", "heavy", "model", "name", "result", "waiting")
 
     def __init__(self, name: str, model: Model, heavy: bool, result: FunctionResult) -> None:
         self.name, self.model, self.heavy, self.result = name, model, heavy, result
         self.waiting: deque[Request] = deque()
-        self.record = rrc.Record()
-        self.required = 0.0
         self.bound = ""
 
 
@@ -41,7 +39,7 @@ class Line:
         self._settings = settings
         self._state = queueing.State()
         self._heads: dict[str, Head] = {}
-        self._behind: list[tuple[float, str]] = []
+        self._standings = Standings(settings.objective)
         self._functions: dict[str, Function] = {}
 
     def __len__(self) -> int:
@@ -72,7 +70,7 @@ class Line:
             heads = [head for head in heads if head.version_id not in without]
         if len(heads) == 1 and self._settings.order is not queueing.Order.RRC:
             return self._functions[heads[0].version_id]
-        snapshot = Snapshot(heads, busy, self._behind, len(self._functions))
+        snapshot = Snapshot(heads, busy, self._standings.behind, len(self._functions))
         decision, self._state = queueing.decide(snapshot, self._state, self._settings, now)
         if decision.action is queueing.Action.WAIT:
             return None
@@ -82,14 +80,7 @@ class Line:
         """A request of the function was answered."""
         if self._settings.order is not queueing.Order.RRC:
             return
-        objective = self._settings.objective
-        function.record = rrc.after(function.record, in_time, objective)
-        old, new = function.required, rrc.required(function.record, objective.percentile)
-        function.required = new
-        if old > 0:
-            del self._behind[bisect_left(self._behind, (old, function.name))]
-        if new > 0:
-            insort(self._behind, (new, function.name))
+        self._standings.answered(function.name, in_time)
         if function.waiting:
             self._show(function)
 
@@ -99,6 +90,6 @@ class Line:
             version_id=function.name,
             deadline=first.deadline,
             arrived=first.arrived,
-            required=function.required,
+            required=self._standings.required(function.name),
             execution_s=function.model.resident_s,
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass
@@ -94,11 +95,17 @@ class Results:
         return sum(d.busy_s for d in self.devices) / (self.seconds * len(self.devices))
 
     def over_deadline(self, quantiles: Sequence[float]) -> list[float]:
-        """Quantiles of latency over deadline, over all requests that were answered."""
-        parts = [np.asarray(f.latencies_s) / f.deadline_s for f in self.functions if len(f.latencies_s)]
-        return [float(q) for q in np.quantile(np.concatenate(parts), quantiles)] if parts else [0.0 for _ in quantiles]
+        """Quantiles of latency over deadline, over all requests; of what was not answered it is infinite."""
+        return self._quantiles(quantiles, [np.asarray(f.latencies_s) / f.deadline_s for f in self.functions])
 
     def latency_s(self, quantiles: Sequence[float]) -> list[float]:
-        """Quantiles of latency over all requests that were answered."""
-        parts = [np.asarray(f.latencies_s) for f in self.functions if len(f.latencies_s)]
-        return [float(q) for q in np.quantile(np.concatenate(parts), quantiles)] if parts else [0.0 for _ in quantiles]
+        """Quantiles of latency over all requests; of what was not answered it is infinite."""
+        return self._quantiles(quantiles, [np.asarray(f.latencies_s) for f in self.functions])
+
+    def _quantiles(self, quantiles: Sequence[float], parts: list[npt.NDArray[np.float64]]) -> list[float]:
+        missing = self.arrived() - self.answered()
+        found = np.concatenate([*parts, np.full(missing, np.inf)])
+        if not len(found):
+            return [0.0 for _ in quantiles]
+        # No interpolation: there is none between a number and infinity.
+        return [float(value) for value in np.quantile(found, quantiles, method="higher")]

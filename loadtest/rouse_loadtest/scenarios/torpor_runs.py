@@ -74,7 +74,7 @@ def consolidation(rate: float, length: Length, limit_s: float) -> tuple[float, f
     node = PAPER.node.alone(PAPER.node.devices[0])
     one = profile.Profile("one-device", (model,), node)
     native = node.device_bytes // (model.resident_bytes + node.runtime_bytes)
-    low, high, best = native, native * 40, 0.0
+    low, high, best = 0, native * 40, 0.0
     while high - low > max(low // 20, 1):
         middle = (low + high) // 2
         coming = arrivals.poisson([rate] * middle, length.seconds, 8)

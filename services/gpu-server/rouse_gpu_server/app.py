@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rouse_common.clock import SystemClock
+from rouse_common.decision_log import DecisionLog
 from rouse_common.errors import Unavailable
 from rouse_common.link import Links, LinkServer
 from rouse_common.rpc import Channels, RpcServer
@@ -52,12 +53,17 @@ class GpuServer:
     def __init__(self, config: GpuServerConfig) -> None:
         self._config = config
         self._memory, self._cache = Path(config.memory_dir), Path(config.cache_dir)
+        self._log: DecisionLog | None = None
 
     async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
         locks = await asyncio.to_thread(self._lock)
         try:
+            if self._config.decision_log:
+                self._log = DecisionLog(Path(self._config.decision_log))
             await self._run(ready, stopping)
         finally:
+            if self._log is not None:
+                self._log.close()
             for handle in locks:
                 os.close(handle)
 
@@ -135,8 +141,9 @@ class GpuServer:
         swapper = Swapper(pool, attachments, stager, background, wakeup, clock, threads[0])
         stager.clear_devices = swapper.clear_artefact
         dispatcher = Dispatcher(
-            pool, swapper, attachments, background, wakeup, clock, config.policy, config.lease_margin_s
-        )
+            pool, swapper, attachments, background, wakeup, clock, config.policy, config.lease_margin_s,
+            self._log.write if self._log is not None else None,
+        )  # fmt: skip
         leasing = Leasing(pool, dispatcher, wakeup, clock)
         membership = Membership(
             pool, attachments, stager, shelf, sessions, swapper, dispatcher, background, wakeup, clock,

@@ -73,6 +73,7 @@ class GpuServerConfig(ServiceConfig):
     stage_hold_s: float = option(
         180.0, "how long a staged model keeps its place while no instance serves it yet, seconds", low=0, high=3600
     )
+    decision_log: str = option("", "file that decisions are added to as JSON, up to 64 MiB, for replaying; empty: none")
     lease_margin_s: float = option(1.0, "how long a lease outlives its request's deadline, seconds", low=0, high=60)
 
     def validate(self) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from prometheus_client import REGISTRY
 
 from rouse_cache import Windows
 from rouse_common.clock import SystemClock
+from rouse_common.decision_log import DecisionLog
 from rouse_common.errors import RouseError
 from rouse_common.link import Links, LinkServer
 from rouse_common.rpc import Channels, RpcServer
@@ -28,7 +30,6 @@ from rouse_node_router.queues import Queues
 from rouse_node_router.requests import Requests
 from rouse_node_router.sequences import Sequences
 from rouse_node_router.service import InferLink, NodeServicer
-from rouse_policy import queueing
 
 LOG = logging.getLogger(__name__)
 
@@ -49,15 +50,17 @@ class NodeRouter:
 
     async def run(self, ready: Callable[[str], Awaitable[None]], stopping: asyncio.Event) -> None:
         config, clock = self._config, SystemClock()
-        settings = queueing.Settings(
-            max_acquiring=config.max_acquires, max_acquiring_per_version=config.max_acquires_per_version
-        )
+        log = DecisionLog(Path(config.decision_log)) if config.decision_log else None
         tls = config.tls
         channels = Channels(self._max_bytes, tls)
         links = Links(self._max_bytes, tls.client_context() if tls is not None else None)
         windows = Windows.connect(config.redis, clock)
         queues = Queues(
-            settings, clock, self._max_bytes - MESSAGE_HEAD_BYTES, lambda why: metrics.SHED.labels(why).inc()
+            config.queueing,
+            clock,
+            self._max_bytes - MESSAGE_HEAD_BYTES,
+            lambda why: metrics.SHED.labels(why).inc(),
+            log.write if log is not None else None,
         )
         sequences = Sequences(config.sequence_idle_s, clock)
         collector = QueueCollector(queues.rows)
@@ -103,6 +106,8 @@ class NodeRouter:
                     task.cancel()
             await self._last_words(usage, windows)
         finally:
+            if log is not None:
+                log.close()
             REGISTRY.unregister(collector)
             await links.close()
             await channels.close()

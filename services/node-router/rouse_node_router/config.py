@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address
+from rouse_policy import queueing, rrc
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,12 @@ class NodeRouterConfig(ServiceConfig):
     max_acquires_per_version: int = option(
         2, "requests of one version that wait for a device at once; the others stay in its queue", low=1, high=64
     )
+    queue_order: str = option(
+        "deadline", "order of one tenant's functions: deadline, fifo, or rrc (who misses its objective by little "
+        "first); with rrc set max_acquires to little more than there are devices, as gpu-server keeps the order given",
+    )  # fmt: skip
+    percentile: float = option(0.98, "part of a function's requests that its objective holds for", low=0.5, high=0.9999)
+    decision_log: str = option("", "file that decisions are added to as JSON, up to 64 MiB, for replaying; empty: none")
     lease_reuse_ms: float = option(
         100.0, "how long after it was granted a lease serves further requests of its version, while nobody else waits "
         "for a device, ms; 0: each request takes its own", low=0, high=1000,
@@ -37,3 +44,14 @@ class NodeRouterConfig(ServiceConfig):
             if not getattr(self, name).startswith("unix:"):
                 parse_address(getattr(self, name), name)
         parse_address(self.cluster_manager, "cluster_manager")
+        if self.queue_order.upper() not in queueing.Order.__members__:
+            raise ConfigError(f"queue_order={self.queue_order}: want deadline, fifo or rrc")
+
+    @property
+    def queueing(self) -> queueing.Settings:
+        return queueing.Settings(
+            max_acquiring=self.max_acquires,
+            max_acquiring_per_version=self.max_acquires_per_version,
+            order=queueing.Order[self.queue_order.upper()],
+            objective=rrc.Settings(percentile=self.percentile),
+        )

@@ -19,9 +19,10 @@ from rouse_contracts.wire import Buffer
 from rouse_node_router.answers import displaced, refused
 from rouse_node_router.tickets import MOVES, Outcome, Phase, Ticket
 from rouse_node_router.versions import Ask, Row, VersionQueue
-from rouse_policy import batching, fairness, queueing
+from rouse_policy import batching, fairness, golden, queueing
 from rouse_policy.fairness import Tags
 from rouse_policy.queueing import Action, Head, Load, Snapshot, Verdict
+from rouse_policy.standings import Standings
 
 DEFAULT_CAPACITY = 256
 # More versions than a node can have instances of; beyond, those that idle longest are forgotten.
@@ -36,6 +37,7 @@ class Queues:
     Args:
         max_batch_bytes: inputs of a batch at most, together.
         shed: told why a request is refused.
+        decided: told every decision as a line for replaying; None: nobody wants them.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class Queues:
         clock: Clock,
         max_batch_bytes: int = 64 << 20,
         shed: Callable[[str], object] = lambda reason: None,
+        decided: Callable[[str], object] | None = None,
     ) -> None:
         self._settings, self._clock, self._max_batch_bytes = settings, clock, max_batch_bytes
-        self._shed = shed
+        self._shed, self._decided = shed, decided
         self._state = queueing.State()
         self._versions: dict[str, VersionQueue] = {}
         # Those that had no request for a while: what they counted and learnt is kept.
@@ -57,6 +60,7 @@ class Queues:
         self._asking = 0
         # What tenants have had of the node's devices, in seconds.
         self._tags = Tags()
+        self._standings = Standings(settings.objective)
         self._ask: Callable[[VersionQueue, Ticket], Ask] | None = None
 
     @property
@@ -165,6 +169,10 @@ class Queues:
         self._move(ticket, Phase.LEFT)
         queue.ended[outcome] += 1
         queue.used_at = self._clock.monotonic()
+        if outcome in (Outcome.COMPLETED, Outcome.EXPIRED):
+            latest = ticket.arrived + queue.settings.objective_s if queue.settings.objective_s else ticket.deadline
+            in_time = outcome is Outcome.COMPLETED and queue.used_at <= latest
+            self._standings.answered(queue.version_id, in_time)
         self._take_back_asks(queue)
         self._dispatch()
 
@@ -206,6 +214,7 @@ class Queues:
             queue.timer.cancel()
             queue.timer = None
         del self._versions[queue.version_id]
+        self._standings.forget(queue.version_id)
         self._past[queue.version_id] = queue
         while len(self._past) > MAX_VERSIONS:
             del self._past[next(iter(self._past))]
@@ -354,13 +363,27 @@ class Queues:
                     del self._ready[queue.version_id]
                 else:
                     heads[queue.version_id] = head
-            snapshot = Snapshot(
-                tuple(Head(v, t.deadline, t.arrived, self._tags.of(t.tenant)) for v, t in heads.items()), self._asking
-            )
-            decision, self._state = queueing.decide(snapshot, self._state, self._settings, now)
+            decision = self._decide([self._head(version, ticket) for version, ticket in heads.items()], now)
             if decision.action is Action.WAIT:
                 return
             queue = self._ready[decision.version_id]
             queue.asks[self._ask(queue, heads[decision.version_id])] = None
             self._asking += 1
             self._note_room(queue)
+
+    def _head(self, version_id: str, ticket: Ticket) -> Head:
+        return Head(
+            version_id,
+            ticket.deadline,
+            ticket.arrived,
+            self._tags.of(ticket.tenant),
+            self._standings.required(version_id),
+        )
+
+    def _decide(self, heads: list[Head], now: float) -> queueing.Decision:
+        snapshot = Snapshot(tuple(heads), self._asking, self._standings.behind, len(self._standings))
+        before = self._state
+        decision, self._state = queueing.decide(snapshot, before, self._settings, now)
+        if self._decided is not None:
+            self._decided(golden.line("queueing", snapshot, before, self._settings, now, decision))
+        return decision

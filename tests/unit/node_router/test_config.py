@@ -6,6 +6,7 @@ import pytest
 
 from rouse_common.config import ConfigError, load
 from rouse_node_router.config import NodeRouterConfig
+from rouse_policy.queueing import Order
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ from rouse_node_router.config import NodeRouterConfig
         (["--gpu-server-link", "7111"], "gpu_server_link=7111: want host:port"),
         (["--cluster-manager", "host:99999"], "cluster_manager=host:99999: want host:port"),
         (["--max-acquires-per-version", "0"], "want 1 to 64"),
+        (["--queue-order", "lifo"], "queue_order=lifo: want deadline, fifo or rrc"),
     ],
 )
 def test_what_makes_no_sense_is_refused(argv: list[str], complaint: str) -> None:
@@ -27,3 +29,9 @@ def test_gpu_server_may_listen_on_a_socket() -> None:
     argv = ["--gpu-server", "unix:/run/gpu.sock", "--gpu-server-link", "unix:/run/gpu.link"]
     config = load(NodeRouterConfig, "node-router", argv, {})
     assert (config.gpu_server, config.gpu_server_link) == ("unix:/run/gpu.sock", "unix:/run/gpu.link")
+
+
+def test_the_order_is_chosen_by_configuration() -> None:
+    settings = load(NodeRouterConfig, "node-router", ["--queue-order", "rrc", "--percentile", "0.95"], {}).queueing
+    assert settings.order is Order.RRC
+    assert settings.objective.percentile == 0.95

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rouse_policy import queueing
 from rouse_policy.queueing import Action, Head, Order, Snapshot
 from rouse_policy.rrc import Alpha, Record, Settings, after, boundary, configure, rank, required
+from rouse_policy.standings import Standings
 
 PERCENTILES = st.sampled_from([0.5, 0.9, 0.95, 0.98, 0.99])
 RECORDS = st.integers(0, 400).flatmap(lambda n: st.builds(Record, st.just(n), st.integers(0, n)))
@@ -103,6 +104,23 @@ def test_old_answers_fade_and_counts_stay_bounded(answers: list[bool]) -> None:
     for in_time in answers:
         record = after(record, in_time, settings)
         assert 0 <= record.in_time <= record.answered < 50
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["met", "missed", "forgotten"])), max_size=120))
+def test_standings_are_those_of_the_records(events: list[tuple[str, str]]) -> None:
+    settings = Settings(percentile=0.9, memory=20)
+    standings, records = Standings(settings), dict[str, Record]()
+    for name, event in events:
+        if event == "forgotten":
+            standings.forget(name)
+            records.pop(name, None)
+        else:
+            standings.answered(name, event == "met")
+            records[name] = after(records.get(name, Record()), event == "met", settings)
+        counts = {known: required(record, 0.9) for known, record in records.items()}
+        assert list(standings.behind) == sorted((count, known) for known, count in counts.items() if count > 0)
+        assert standings.required(name) == counts.get(name, 0.0)
+        assert len(standings) == len(records)
 
 
 @given(

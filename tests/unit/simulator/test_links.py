@@ -12,7 +12,8 @@ from rouse_simulator.links import SharedLink
 
 
 def ends(copies: list[tuple[float, int]], flow: float, total: float) -> dict[int, float]:
-    clock, done = Clock(), {}
+    clock = Clock()
+    done: dict[int, float] = {}
     link = SharedLink(clock, flow, total)
     for number, (start, size) in enumerate(copies):
         clock.at(start, link.copy, size, lambda number=number: done.__setitem__(number, clock.now))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ TORPOR = profile.torpor()
 TIGHT = profile.Profile(
     "tight",
     TORPOR.models,
-    profile.replace(TORPOR.node, device_bytes=4_000_000_000),
+    replace(TORPOR.node, device_bytes=4_000_000_000),
 )
 LATE = [v for v in VARIANTS.values() if v.binding is Binding.LATE]
 COMING = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 15)), max_size=60)
@@ -73,10 +74,10 @@ def test_nobody_is_answered_faster_than_its_execution(variant: Variant) -> None:
 @pytest.mark.parametrize("name", [model.name for model in TORPOR.models])
 def test_alone_a_swapped_request_takes_what_the_paper_measured(name: str) -> None:
     model = TORPOR.model(name)
-    small = profile.Profile("small", (model,), profile.replace(TORPOR.node, device_bytes=2_500_000_000).alone("gpu0"))
+    small = profile.Profile("small", (model,), replace(TORPOR.node, device_bytes=2_500_000_000).alone("gpu0"))
     # Each function evicts the other.
     tight = profile.Profile(
-        "one-fits", (model,), profile.replace(small.node, device_bytes=model.resident_bytes + 1_000_000_001)
+        "one-fits", (model,), replace(small.node, device_bytes=model.resident_bytes + 1_000_000_001)
     )
     coming = [(float(n), n % 2) for n in range(1, 20)]
     results = simulate(Setup(tight, FULL, [model, model], 20.0), arriving(coming, 2))

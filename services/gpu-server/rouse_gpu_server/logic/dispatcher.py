@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from rouse_common.clock import Clock
 from rouse_common.errors import RouseError, Unavailable
@@ -15,7 +16,7 @@ from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Lease, Phase
 from rouse_gpu_server.state.waiting import Waiter
 from rouse_gpu_server.state.wakeup import Wakeup
-from rouse_policy import scheduling
+from rouse_policy import golden, scheduling
 
 LOG = logging.getLogger(__name__)
 
@@ -33,8 +34,11 @@ class Dispatcher:
         clock: Clock,
         settings: scheduling.Settings,
         lease_margin_s: float,
+        decided: Callable[[str], object] | None = None,
     ) -> None:
         self._pool, self._swapper, self._attachments = pool, swapper, attachments
+        # Told every decision as a line for replaying.
+        self._decided = decided
         self._background, self._wakeup, self._clock = background, wakeup, clock
         self._settings, self._margin_s = settings, lease_margin_s
         self._state = scheduling.State()
@@ -66,7 +70,10 @@ class Dispatcher:
             self._wake_at = min(pins.values(), default=None)
             return
         self._refuse_without_executors()
-        decision, self._state = scheduling.decide(self._pool.snapshot(due), self._state, self._settings, now)
+        snapshot, before = self._pool.snapshot(due), self._state
+        decision, self._state = scheduling.decide(snapshot, before, self._settings, now)
+        if self._decided is not None:
+            self._decided(golden.line("scheduling", snapshot, before, self._settings, now, decision))
         later = [at for at in pins.values() if at > now]
         self._wake_at = min([*later, *([decision.wake_at] if decision.wake_at is not None else [])], default=None)
         for load in decision.loads:
