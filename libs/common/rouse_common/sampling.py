@@ -13,6 +13,8 @@ from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
 UNLIMITED = -1
+# Of requests that are not asked for at a limited rate, so many may be traced in a burst: this many seconds' worth.
+SAVED_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class RequestSampler(Sampler):
         self._seen = 0
         self._left = UNLIMITED
         self._per_s = 0.0
-        self._saved, self._saved_at = 0.0, 0.0
+        self._saved = self._most = self._saved_at = 0.0
 
     @property
     def settings(self) -> SamplingSettings:
@@ -54,9 +56,11 @@ class RequestSampler(Sampler):
         self._seen, self._left = 0, settings.count
 
     def limit(self, per_s: float) -> None:
-        """From now on so many requests a second are sampled at most, 0: any number; a second's worth is saved up.
-        Those whose callers trace them themselves are not counted."""
-        self._per_s, self._saved, self._saved_at = per_s, max(1.0, per_s), self._now()
+        """From now on so many requests a second are sampled at most, 0: any number; SAVED_S seconds' worth is saved
+        up, so that whoever tries things by hand finds every trace. Those whose callers trace them themselves are not
+        counted."""
+        self._per_s, self._saved_at = per_s, self._now()
+        self._saved = self._most = max(1.0, per_s * SAVED_S)
 
     def should_sample(
         self,
@@ -88,7 +92,7 @@ class RequestSampler(Sampler):
         if not self._per_s:
             return True
         now = self._now()
-        self._saved = min(max(1.0, self._per_s), self._saved + (now - self._saved_at) * self._per_s)
+        self._saved = min(self._most, self._saved + (now - self._saved_at) * self._per_s)
         self._saved_at = now
         if self._saved < 1.0:
             return False

@@ -23,7 +23,7 @@ from rouse_testkit.environments import NotInstalled
 ALONE, MANY = 1, 16
 ROUNDS, SECONDS = 7, 2.0
 PEER_ROUNDS = 5
-HOPS_S, IDLE_S = 2.0, 10.0
+HOPS_S, HOP_TRACES, IDLE_S = 3.0, 20, 10.0
 # A peer's figures are shown; a bar stands where the peer, like the mesh, has a proxy before its workers.
 COMPARED = ("mlserver", "kserve", "ray")
 PEER_BARS = {"ray": 2.5}
@@ -121,7 +121,7 @@ def _show_hops(meshed: mesh.Mesh, ours: Target, run: Run) -> None:
     """Traces of one client's requests, when nothing else is asked."""
     began = time.time_ns()
     (sample,) = asyncio.run(interleaved([ours], [ALONE], 1, HOPS_S))[ours.name, ALONE]
-    spent = hops.spent(hops.traces_since(meshed.folder / "traces", began, len(sample.latencies_s) // 2))
+    spent = hops.spent(hops.traces_since(meshed.folder / "traces", began, HOP_TRACES))
     steps = hops.medians(spent, sample.p50_ms)
     print(table([[name, figure(ms)] for name, ms in steps], ["where a request's time goes", "ms"]), end="\n\n")
     plot.bars(run.plots / "overhead-hops.svg", "Where the time of one identity goes, one client", "ms", steps)

@@ -28,7 +28,7 @@ class GatewayConfig(ServiceConfig):
     log_dir: str = option("", "folder with the mesh's rouse.log, for reading logs; empty: none")
     default_timeout_s: float = option(60.0, "time for a request that sets no deadline, seconds", low=0.001, high=86_400)
     traces_per_s: float = option(
-        100.0, "requests traced a second where the caller brings no trace of its own; 0: all", low=0, high=1_000_000
+        10.0, "requests traced a second where the caller brings no trace of its own; 0: all", low=0, high=1_000_000
     )
     max_held: int = option(1000, "requests held while functions wake", low=1, high=100_000)
     public_tls_cert: str = option(

@@ -24,9 +24,11 @@ HOST = "host"
 
 @dataclass(slots=True)
 class _Use:
-    """What a lease was used for so far, and until when it may be taken over, in monotonic seconds."""
+    """What a lease was used for so far, until when it may be taken over, and since when it rests where it does; in
+    monotonic seconds."""
 
     reuse_until: float
+    rests_since: float = 0.0
     device_ms: float = 0.0
     requests: int = 0
 
@@ -137,7 +139,7 @@ class Leases:
     async def released(self, timeout_s: float) -> None:
         """Gives back what rests and waits until all is given back, `timeout_s` seconds at most."""
         for line in list(self._lines.values()):
-            self._tidy(line)
+            self._tidy(line, at_once=True)
         await self._devices.released(timeout_s)
 
     # ---- Between requests ----------------------------------------------------------------------
@@ -214,6 +216,7 @@ class Leases:
                 self._drop(line, waiter)
                 break
         else:
+            self._uses[lease.lease_id].rests_since = self._clock.monotonic()
             line.resting.append(lease)
         self._tidy_later(line)
 
@@ -249,17 +252,26 @@ class Leases:
         if line.timer is None and (line.resting or len(line.asks) > len(line.waiting) or line.idle):
             line.timer = asyncio.get_running_loop().call_later(REST_S, self._tidy, line)
 
-    def _tidy(self, line: _Line) -> None:
-        """Gives back what nobody took, and asks no more than wait."""
+    def _tidy(self, line: _Line, *, at_once: bool = False) -> None:
+        """Gives back what nobody took for as long as it may rest, and asks no more than wait.
+
+        Args:
+            at_once: gives back what has just begun to rest, too.
+        """
         if line.timer is not None:
             line.timer.cancel()
             line.timer = None
+        rested = self._clock.monotonic() - REST_S
+        stays = [lease for lease in line.resting if not at_once and self._uses[lease.lease_id].rests_since > rested]
         for lease in line.resting:
-            self._return(lease)
-        line.resting.clear()
+            if lease not in stays:
+                self._return(lease)
+        line.resting = stays
         for ask in list(line.asks)[len(line.waiting) :]:
             # Whoever comes before it has ended needs one that is not about to end.
             del line.asks[ask]
             ask.cancel()
         if line.idle and self._lines.get(line.version_id) is line:
             del self._lines[line.version_id]
+        elif line.resting:
+            self._tidy_later(line)

@@ -73,6 +73,21 @@ async def test_a_client_that_asks_at_once_takes_its_lease_over() -> None:
         assert (gpu.asked, set(first)) == (1, {"l0"})
 
 
+async def test_a_lease_that_has_just_begun_to_rest_stays() -> None:
+    async with leasing(reuse_s=10) as (leases, gpu):
+        # Whenever the timer of the first rest goes off, the lease has rested for less.
+        until = asyncio.get_running_loop().time() + 5 * REST_S
+        while asyncio.get_running_loop().time() < until:
+            await use(leases, "a")
+            line = leases._lines["a"]
+            leases._tidy(line)
+            assert line.resting
+        assert gpu.asked == 1
+        leases._uses[line.resting[0].lease_id].rests_since -= REST_S
+        leases._tidy(line)
+        assert not line.resting
+
+
 async def test_whoever_comes_while_asks_are_taken_back_is_served() -> None:
     async with leasing(reuse_s=10) as (leases, _):
         held = await leases.acquire("a", "r", WAIT_S, 2 * WAIT_S)
