@@ -42,6 +42,8 @@ class Predict:
     """A handler around a function."""
 
     casts = True
+    mixes = False
+    modules = ()
 
     def __init__(self, predict: Callable[..., Any], decoupled: bool) -> None:
         self.predict, self.takes_request = adapt(predict, decoupled)
