@@ -59,6 +59,10 @@ def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
     add("--otlp-endpoint", default="", metavar="URL", help="export spans there by OTLP/gRPC")
     add("--tls", action="store_true", help="TLS everywhere, with certificates made for this mesh in its data folder")
     add("--auth", action="store_true", help="callers need an API key; the command line here finds the first one itself")
+    add(
+        "--executors", action="store_true",
+        help='a native executor for every device, for functions with execution = "rouse"; needs the native core',
+    )  # fmt: skip
     add("--verbose", action="store_true", help="show every log line, from level DEBUG")
     flags = parser.parse_args(argv)
     options = MeshOptions(
@@ -72,6 +76,7 @@ def parse(argv: Sequence[str]) -> tuple[MeshOptions, bool]:
         otlp_endpoint=flags.otlp_endpoint,
         tls=flags.tls,
         auth=flags.auth,
+        executors=flags.executors,
         log_level="DEBUG" if flags.verbose else "INFO",
     )
     options.validate()

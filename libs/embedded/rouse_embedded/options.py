@@ -42,6 +42,7 @@ class MeshOptions:
     log_level: of every service.
     tls: whether services prove themselves to each other, and the gateway to clients, by certificates.
     auth: whether callers need an API key; the first one, an administrator's, is made in the data folder.
+    executors: whether functions may have their operations carried out by the devices' native executors.
     settings: more settings by service and name, as {"scaler": {"period_s": "0.2"}}.
     """
 
@@ -56,6 +57,7 @@ class MeshOptions:
     log_level: str = "INFO"
     tls: bool = False
     auth: bool = False
+    executors: bool = False
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def validate(self) -> None:

@@ -148,6 +148,7 @@ def _settings(
             "database": stores.postgres.url,
             "nats": stores.nats.url,
             "model_repository": addresses["model-repository"],
+            "executors": str(options.executors).lower(),
         },
         "model-repository": {"nats": stores.nats.url, "spool_dir": str(folders.data / "spool")},
         "comm-broker": {"nats": stores.nats.url},
@@ -192,6 +193,7 @@ def _node_settings(
             "memory_dir": str(folders.memory / node),
             "cache_dir": str(folders.data / "nodes" / node / "cache"),
             "host_memory": options.host_memory,
+            "executors": str(options.executors).lower(),
         },
         "coordinator": {
             "cluster_manager": addresses["cluster-manager"],

@@ -79,17 +79,27 @@ class Ledger:
 
 
 def _columns(record: cluster.UsageRecord) -> dict[str, Any]:
-    ids = {
-        name: getattr(record, name) for name in ("request_id", "function", "version_id", "tenant", "node_id", "device")
-    }
-    times = {name: getattr(record, name) for name in ("device_ms", "swap_ms", "queue_ms")}
+    device_ms, swap_ms, queue_ms = record.device_ms, record.swap_ms, record.queue_ms
     if not record.request_id or not record.function:
         raise InvalidArgument("BAD_USAGE", "a usage record without request_id or function")
-    if not all(math.isfinite(value) and value >= 0 for value in times.values()):
-        raise InvalidArgument("BAD_USAGE", f"request '{clean(record.request_id, 80)}' has times {times}")
+    # What is not a number is in no range.
+    if not (0 <= device_ms < math.inf and 0 <= swap_ms < math.inf and 0 <= queue_ms < math.inf):
+        raise InvalidArgument(
+            "BAD_USAGE",
+            f"request '{clean(record.request_id, 80)}' has times {device_ms=}, {swap_ms=}, {queue_ms=}; want each "
+            "finite and not negative",
+        )
+    # Spelt out: every request of the mesh comes by here.
     return {
-        **{name: clean(value, MAX_ID_CHARS) for name, value in ids.items()},
-        **times,
+        "request_id": clean(record.request_id, MAX_ID_CHARS),
+        "function": clean(record.function, MAX_ID_CHARS),
+        "version_id": clean(record.version_id, MAX_ID_CHARS),
+        "tenant": clean(record.tenant, MAX_ID_CHARS),
+        "node_id": clean(record.node_id, MAX_ID_CHARS),
+        "device": clean(record.device, MAX_ID_CHARS),
+        "device_ms": device_ms,
+        "swap_ms": swap_ms,
+        "queue_ms": queue_ms,
         "finished_at": rows.moment(record.finished_at),
         "status_code": min(record.status_code, MAX_STATUS_CODE),
         "swapped_in": record.swapped_in,

@@ -26,11 +26,13 @@ GIB = 1 << 30
 
 def test_flags_become_options(tmp_path: Path) -> None:
     argv = ["up", "--data-dir", str(tmp_path), "--nodes", "2", "--device", "host:a=1GiB", "--device", "host:b=512MiB"]
-    options, verbose = parse([*argv, "--host-memory", "3GiB", "--listen", "0.0.0.0:9", "--metrics", "--verbose"])
+    options, verbose = parse(
+        [*argv, "--host-memory", "3GiB", "--listen", "0.0.0.0:9", "--metrics", "--verbose", "--executors"]
+    )
     assert options.parsed_devices() == [Device("host", "a", GIB), Device("host", "b", GIB // 2)]
     assert (options.data_dir, options.nodes, options.listen, options.metrics) == (tmp_path, 2, "0.0.0.0:9", True)
     assert options.memory_bytes == 2 * (3 * GIB + GIB + GIB // 2)
-    assert (verbose, options.log_level) == (True, "DEBUG")
+    assert (verbose, options.log_level, options.executors) == (True, "DEBUG", True)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def config_type(service: str) -> type[ServiceConfig]:
 
 class Planned:
     def __init__(self, folder: Path) -> None:
-        options = MeshOptions(folder, nodes=2, devices=("host:a=1GiB", "host:b=1GiB"), metrics=True)
+        options = MeshOptions(folder, nodes=2, devices=("host:a=1GiB", "host:b=1GiB"), metrics=True, executors=True)
         self.options = fitted(dataclasses.replace(options, settings={"scaler": {"period_s": "0.25"}}), 1 << 40)
         self.folders = Folders(folder, folder / "memory", Path("/tmp/rouse-x"), "key", True)
         self.stores = plan.Stores(Postgres(folder / "pg", 1), Nats(folder / "nats", 2), Redis(folder / "redis", 3))
@@ -76,6 +76,11 @@ class Planned:
 @pytest.fixture
 def planned(tmp_path: Path) -> Planned:
     return Planned(tmp_path)
+
+
+def test_executors_are_on_for_all_or_for_none(planned: Planned) -> None:
+    assert planned.config("cluster-manager").executors
+    assert all(planned.config(name).executors for name in planned.names if name.startswith("gpu-server@"))
 
 
 def test_there_are_five_services_of_the_cluster_and_three_a_node(planned: Planned) -> None:
