@@ -84,7 +84,8 @@ def check_execution(spec: functions.FunctionSpec, executors: bool) -> None:
         raise Unimplemented(
             "EXECUTION_UNAVAILABLE",
             f"function '{spec.name}' asks for execution = 'rouse', and the nodes of this mesh have no executors "
-            "(`rouse up --executors`; settings `executors` of cluster-manager and gpu-server); leave it out, or say execution = 'plain'",
+            "(`rouse up --executors`; settings `executors` of cluster-manager and gpu-server); leave it out, or say "
+            "execution = 'plain'",
             function=spec.name,
         )
 
