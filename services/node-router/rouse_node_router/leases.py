@@ -47,10 +47,12 @@ class _Waiter:
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """One version: who waits for a lease, the asks at gpu-server, the leases that rest."""
+    """One version: who waits for a lease and how many did at most since it was tidied, the asks at gpu-server, the
+    leases that rest."""
 
     version_id: str
     waiting: dict[_Waiter, None] = field(default_factory=dict)
+    peak: int = 0
     asks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     resting: list[Lease] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
@@ -101,6 +103,7 @@ class Leases:
                 return lease
             self._return(lease)
         line.waiting[waiter] = None
+        line.peak = max(line.peak, len(line.waiting))
         self._waiting += 1
         self._balance(line)
         taken = False
@@ -256,7 +259,7 @@ class Leases:
         """Gives back what nobody took for as long as it may rest, and asks no more than wait.
 
         Args:
-            at_once: gives back what has just begun to rest, too.
+            at_once: nothing is kept that nobody waits for now.
         """
         if line.timer is not None:
             line.timer.cancel()
@@ -267,11 +270,14 @@ class Leases:
             if lease not in stays:
                 self._return(lease)
         line.resting = stays
-        for ask in list(line.asks)[len(line.waiting) :]:
+        # As many as waited at once since the last time: under steady load who waits changes with every request, and to
+        # take an ask back for a moment, only to ask again, would cost more than all the rest.
+        for ask in list(line.asks)[len(line.waiting) if at_once else line.peak :]:
             # Whoever comes before it has ended needs one that is not about to end.
             del line.asks[ask]
             ask.cancel()
+        line.peak = len(line.waiting)
         if line.idle and self._lines.get(line.version_id) is line:
             del self._lines[line.version_id]
-        elif line.resting:
+        else:
             self._tidy_later(line)

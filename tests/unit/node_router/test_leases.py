@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rouse_common.clock import SystemClock
+from rouse_common.clock import Clock, SystemClock
 from rouse_common.errors import DeadlineExceeded, ResourceExhausted
 from rouse_node_router.adapters.devices import Lease
 from rouse_node_router.leases import REST_S, Leases
+from rouse_testkit.clock import ManualClock
 
 WAIT_S = 20.0
 
@@ -49,10 +50,10 @@ class Gpu:
 
 
 @asynccontextmanager
-async def leasing(reuse_s: float = 0.05) -> AsyncIterator[tuple[Leases, Gpu]]:
+async def leasing(reuse_s: float = 0.05, clock: Clock | None = None) -> AsyncIterator[tuple[Leases, Gpu]]:
     gpu = Gpu()
     async with asyncio.TaskGroup() as tasks:
-        leases = Leases(gpu, tasks, SystemClock(), reuse_s)  # type: ignore[arg-type]
+        leases = Leases(gpu, tasks, clock or SystemClock(), reuse_s)  # type: ignore[arg-type]
         yield leases, gpu
         await leases.released(1)
     assert not gpu.granted, "a lease was not given back"
@@ -74,18 +75,36 @@ async def test_a_client_that_asks_at_once_takes_its_lease_over() -> None:
 
 
 async def test_a_lease_that_has_just_begun_to_rest_stays() -> None:
-    async with leasing(reuse_s=10) as (leases, gpu):
-        # Whenever the timer of the first rest goes off, the lease has rested for less.
-        until = asyncio.get_running_loop().time() + 5 * REST_S
-        while asyncio.get_running_loop().time() < until:
+    clock = ManualClock()
+    async with leasing(reuse_s=10, clock=clock) as (leases, gpu):
+        for _ in range(5):
+            clock.advance(0.7 * REST_S)
             await use(leases, "a")
-            line = leases._lines["a"]
-            leases._tidy(line)
-            assert line.resting
+            clock.advance(0.7 * REST_S)
+            # As by the timer of the rest before.
+            leases._tidy(leases._lines["a"])
+            assert leases._lines["a"].resting
         assert gpu.asked == 1
-        leases._uses[line.resting[0].lease_id].rests_since -= REST_S
+        line = leases._lines["a"]
+        clock.advance(0.7 * REST_S)
         leases._tidy(line)
         assert not line.resting
+
+
+async def test_under_steady_load_no_ask_is_taken_back() -> None:
+    async with leasing(reuse_s=10) as (leases, gpu):
+
+        async def client() -> None:
+            for _ in range(200):
+                await use(leases, "a")
+
+        clients = [asyncio.create_task(client()) for _ in range(4)]
+        await asyncio.sleep(0)
+        while not all(each.done() for each in clients):
+            leases._tidy(leases._lines["a"])
+            await asyncio.sleep(0)
+        await asyncio.gather(*clients)
+        assert gpu.asked <= 8, "one for the lease and one for each who waits, and some at the start"
 
 
 async def test_whoever_comes_while_asks_are_taken_back_is_served() -> None:
@@ -95,7 +114,8 @@ async def test_whoever_comes_while_asks_are_taken_back_is_served() -> None:
         await asyncio.sleep(0)
         leases.release(held, 1.0, abandoned=False, again=True)
         taken = await late  # the same lease: its own ask is left over
-        leases._tidy(leases._lines["a"])  # and is taken back now
+        leases._tidy(leases._lines["a"])
+        leases._tidy(leases._lines["a"])  # and is taken back now: nobody has waited since the last time
         next_one = asyncio.create_task(leases.acquire("a", "r", WAIT_S, 2 * WAIT_S))
         await asyncio.sleep(0)
         leases.release(taken, 1.0, abandoned=True, again=False)
