@@ -47,6 +47,7 @@ async def every_rpc(plane: ControlPlane) -> dict[str, RouseError]:
         "ReportInstance": cluster.ReportInstanceRequest(instance_id="i", state="INSTANCE_STATE_READY"),
         "ListInstances": cluster.ListInstancesRequest(),
         "RecordUsage": cluster.RecordUsageRequest(records=[cluster.UsageRecord(request_id="r", function="f")]),
+        "GetUsage": cluster.GetUsageRequest(),
         "ListEvents": cluster.ListEventsRequest(),
         "GetRoutingTable": cluster.GetRoutingTableRequest(),
     }
