@@ -48,7 +48,10 @@ def folder(short_folder: Path) -> Path:
 @asynccontextmanager
 async def executor(folder: Path, **flags: int | str) -> AsyncIterator[ExecutorProcess]:
     links = Links(64 << 20)
-    settings = ExecutorSettings("host:0", folder, {"capacity-mib": 256, "ring-kib": 64, **flags}, backoff_s=0.01)
+    # Many are killed in a row here: the pauses shall not double up to seconds.
+    settings = ExecutorSettings(
+        "host:0", folder, {"capacity-mib": 256, "ring-kib": 64, **flags}, backoff_s=0.01, backoff_max_s=0.1
+    )
     try:
         async with ExecutorProcess(settings, links).running() as process:
             await process.serving(SECONDS)
