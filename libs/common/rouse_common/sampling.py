@@ -13,7 +13,7 @@ from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
 UNLIMITED = -1
-# Of requests that are not asked for at a limited rate, so many may be traced in a burst: this many seconds' worth.
+# A burst of requests may be traced of so many seconds' worth of the limit.
 SAVED_S = 10.0
 
 
