@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rouse_testkit.fetching import Unobtainable
 from rouse_testkit.mesh import Mesh
 from rouse_testkit.outside import deploy_examples, run_client
-from rouse_testkit.perf_analyzer import Figures, PerfAnalyzer, Unobtainable, obtain
+from rouse_testkit.perf_analyzer import Figures, PerfAnalyzer, obtain
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from rouse_testkit.environments import NotInstalled, python_of
+from rouse_testkit.fetching import Unobtainable
 from rouse_testkit.mesh import Mesh
 from rouse_testkit.models import write_identity
 from rouse_testkit.outside import deploy_examples, run_client
-from rouse_testkit.perf_analyzer import PerfAnalyzer, Unobtainable, obtain
+from rouse_testkit.perf_analyzer import PerfAnalyzer, obtain
 
 CLIENTS = Path(__file__).with_name("clients")
 TENANT = "outside"

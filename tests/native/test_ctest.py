@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rouse_testkit.native import Unobtainable, build_and_test
+from rouse_testkit.fetching import Unobtainable
+from rouse_testkit.native import build_and_test
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rouse_testkit.fetching import Unobtainable, fetch
 from rouse_testkit.source import ROOT
 
 PACKAGE = "libgtest-dev"
@@ -18,10 +19,6 @@ BUILD_TIMEOUT_S = 1500.0
 TEST_TIMEOUT_S = 900.0
 # Slow machines, and what has to run beside: two compilers at once.
 JOBS = "2"
-
-
-class Unobtainable(Exception):
-    """The native tests cannot be built on this machine; the text says why."""
 
 
 def googletest() -> Path | None:
@@ -40,24 +37,15 @@ def googletest() -> Path | None:
         raise Unobtainable(f"{PACKAGE} is not installed and there is no {missing[0]} to get it with")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
-        _fetch(["apt-get", "download", PACKAGE], Path(fresh))
+        fetch(["apt-get", "download", PACKAGE], Path(fresh), FETCH_TIMEOUT_S)
         (package,) = Path(fresh).glob("*.deb")
-        _fetch(["dpkg-deb", "-x", str(package), "tree"], Path(fresh))
+        fetch(["dpkg-deb", "-x", str(package), "tree"], Path(fresh), FETCH_TIMEOUT_S)
         try:
             (Path(fresh) / "tree").rename(folder)
         except OSError:  # somebody else was faster
             if not folder.exists():
                 raise
     return folder / "usr"
-
-
-def _fetch(command: list[str], folder: Path) -> None:
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise Unobtainable(f"`{' '.join(command)}` took longer than {FETCH_TIMEOUT_S:.0f} s") from None
-    if done.returncode != 0:
-        raise Unobtainable(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
 
 
 def build_and_test(preset: str) -> str:

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rouse_testkit.fetching import Unobtainable, fetch
+
 VERSION = "2.46.0"
 CUDA_RUNTIME = "nvidia-cuda-runtime-cu12==12.9.79"
 PROGRAM = "perf_analyzer"
@@ -30,10 +32,6 @@ LIBRARIES = ("libcudart.so.12", "libb64.so.0d")
 FETCH_TIMEOUT_S = 300.0
 AR_MAGIC = b"!<arch>\n"
 AR_HEADER_BYTES = 60
-
-
-class Unobtainable(Exception):
-    """perf_analyzer cannot be had on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +137,10 @@ def _fetch(folder: Path) -> None:
     into.mkdir()
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     platform = ["--only-binary", ":all:", "--platform", "manylinux1_x86_64", "--platform", "manylinux2014_x86_64"]
-    _run([*pip, *platform, f"tritonclient=={VERSION}", CUDA_RUNTIME], folder)
+    fetch([*pip, *platform, f"tritonclient=={VERSION}", CUDA_RUNTIME], folder, FETCH_TIMEOUT_S)
     if shutil.which("apt-get") is None:
         raise Unobtainable(f"{DEBIAN_PACKAGE} is needed and there is no apt-get to download it with")
-    _run(["apt-get", "download", DEBIAN_PACKAGE], folder)
+    fetch(["apt-get", "download", DEBIAN_PACKAGE], folder, FETCH_TIMEOUT_S)
     wanted = {PROGRAM, *LIBRARIES}
     for name, data in _contents(folder):
         if name in wanted:
@@ -152,15 +150,6 @@ def _fetch(folder: Path) -> None:
         raise Unobtainable(f"the packages have no {', '.join(sorted(wanted))}")
     program = into / PROGRAM
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-
-
-def _run(command: list[str], folder: Path) -> None:
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise Unobtainable(f"`{' '.join(command)}` took longer than {FETCH_TIMEOUT_S:.0f} s") from None
-    if done.returncode != 0:
-        raise Unobtainable(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
 
 
 def _contents(folder: Path) -> Iterator[tuple[str, bytes]]:

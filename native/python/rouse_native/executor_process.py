@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from rouse_common.child import exit_of
 from rouse_common.errors import RouseError, Unavailable
 from rouse_common.link import Links
 from rouse_native import executor_program
@@ -311,18 +312,3 @@ async def _first(*waits: Awaitable[object]) -> None:
 
 async def _wait(wait: Awaitable[object]) -> None:
     await wait
-
-
-def exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
-    """The exit code of a child to come, negative for a signal; the child is reaped the moment it ends."""
-    loop = asyncio.get_running_loop()
-    exit_code: asyncio.Future[int] = loop.create_future()
-    descriptor = os.pidfd_open(process.pid)
-
-    def reap() -> None:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-        exit_code.set_result(process.wait())
-
-    loop.add_reader(descriptor, reap)
-    return exit_code

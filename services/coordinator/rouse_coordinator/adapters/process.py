@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from rouse_common.child import exit_of
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
-from rouse_coordinator.adapters.child import exit_of
 from rouse_coordinator.adapters.quarters import Quarters, Users
 from rouse_coordinator.adapters.templates import TemplateLost, Templates, kind_for
 from rouse_coordinator.config import CoordinatorConfig

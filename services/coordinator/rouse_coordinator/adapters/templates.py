@@ -14,10 +14,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from rouse_common.child import exit_of
 from rouse_common.clock import Clock
 from rouse_common.lifecycle import PARENT_ENV
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
-from rouse_coordinator.adapters.child import exit_of
 from rouse_coordinator.lines import LinePump, read_pipe
 
 LOG = logging.getLogger(__name__)
