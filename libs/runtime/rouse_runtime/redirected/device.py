@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rouse_runtime.failures import LoadError
@@ -47,8 +48,6 @@ class NativeDevice:
         self._session = importlib.import_module("rouse_native.session")
 
     def connect(self, socket: str) -> None:
-        from pathlib import Path
-
         try:
             rings, peer = self._session.dial(Path(socket), CONNECT_S)
         except self._session.SessionError as error:
