@@ -1,7 +1,7 @@
 """Runs requests one at a time, under the attachment that gpu-server made.
 
-Everything here runs on the event loop, except for the request itself, which runs in the one worker thread that
-also loaded the function.
+A request runs in the one worker thread that also loaded the function. It is begun there (`answer`: one response, from
+the mesh) or on the event loop (`execute`: any number of them, or from elsewhere); all else here is the loop's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,11 @@ class Executor:
         self._names: dict[str, Any] = {"function": version.spec.name, "instance": instance_id}
         self._handler, self._weights, self._worker = handler, weights, worker
         self._runner = Runner(version, folder, self._names, handler, worker, watchdog, hang_grace_s, finish_output)
-        self._attachment: Attachment | None = None
+        self._loop = asyncio.get_running_loop()
         self._mapping = asyncio.Lock()
+        # Both threads, under the guard.
+        self._guard = threading.Lock()
+        self._attachment: Attachment | None = None
         self._detaching = False
         self._running: Job | None = None
         self._idle = asyncio.Event()
@@ -118,7 +122,8 @@ class Executor:
             except (OSError, RuntimeError) as error:
                 what = "session cannot be taken" if attachment.session else "segment cannot be mapped"
                 raise Internal("ATTACH_FAILED", f"the {what}: {error}", **self._names) from error
-            self._attachment = attachment
+            with self._guard:
+                self._attachment = attachment
             LOG.debug("attached device=%s attachment=%s", attachment.device, attachment.id)
 
     async def detach(self, timeout_s: float) -> None:
@@ -127,10 +132,12 @@ class Executor:
         Raises Internal EXECUTOR_BUSY where the request outlasts `timeout_s`; the attachment then stays.
         """
         async with self._mapping:
-            self._detaching = True
+            with self._guard:
+                self._detaching = True
             try:
                 await self._until_idle(timeout_s)
-                self._attachment = None
+                with self._guard:
+                    self._attachment = None
                 if isinstance(self._handler, Redirected):
                     await _finished(self._worker.run(self._handler.disconnect))
                 else:
@@ -173,12 +180,7 @@ class Executor:
         Raises FailedPrecondition STALE_LEASE | EXECUTOR_BUSY; InvalidArgument BAD_TENSOR | UNKNOWN_OUTPUT;
         Internal FUNCTION_RAISED | BAD_RESULT.
         """
-        device, threads = self._admit(lease_id)
-        request = Request(request_id, options, left_s)
-        job = Job(request, inputs, list(wanted), rows, left_s, device, threads)
-        if self.decoupled:
-            job.stream()
-        self._running = job
+        job = self._begin(lease_id, Request(request_id, options, left_s), inputs, wanted, rows)
         context = contextvars.copy_context()
         self._worker.submit(lambda: context.run(self._run, job))
         try:
@@ -193,31 +195,85 @@ class Executor:
         """In the worker thread."""
         result, error = self._runner.run(job)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
-            job.loop.call_soon_threadsafe(self._ended, job, result, error)
+            self._loop.call_soon_threadsafe(self._ended, job, result, error)
 
     def _ended(self, job: Job, result: Result | None, error: RouseError | None) -> None:
         # First of all: who has the last response may send the next request.
-        self._running = None
-        self._idle.set()
+        self._finish()
         job.end(result, error)
+
+    def answer(
+        self,
+        lease_id: str,
+        request: Request,
+        inputs: Buffer,
+        wanted: Sequence[str],
+        rows: int,
+        given_up: Callable[[], bool],
+    ) -> Result:
+        """Runs a function with one response, in the worker thread, which calls this.
+
+        Args:
+            given_up: whether nobody waits any more, should `give_up` have come before the request began.
+
+        Raises what `execute` raises.
+        """
+        job = self._begin(lease_id, request, inputs, wanted, rows)
+        if given_up():
+            job.cancel()
+        result, error = self._runner.run(job)
+        job.ended = True
+        self._finish()
+        if error is not None:
+            raise error
+        assert result is not None
+        return result
+
+    def give_up(self) -> None:
+        """Nobody waits for the request that runs, if one does."""
+        job = self._running
+        if job is not None and not job.request.cancelled:
+            LOG.warning("caller went away, the result is dropped request=%s", job.request.id)
+            self._stop(job)
+
+    def busy_error(self) -> RouseError:
+        """For a request that comes while another one runs."""
+        return FailedPrecondition(
+            "EXECUTOR_BUSY", f"instance {self._instance} executes another request", **self._names
+        )  # fmt: skip
+
+    def _begin(self, lease_id: str, request: Request, inputs: Buffer, wanted: Sequence[str], rows: int) -> Job:
+        with self._guard:
+            device, threads = self._admit(lease_id)
+            job = Job(request, inputs, list(wanted), rows, device, threads, self._loop)
+            self._running = job
+        if self.decoupled:
+            job.stream()
+        return job
+
+    def _finish(self) -> None:
+        with self._guard:
+            self._running = None
+            if not self._detaching:
+                return
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
+            self._loop.call_soon_threadsafe(self._idle.set)
 
     def _stop(self, job: Job) -> None:
         """Ends what nobody waits for. Code that may notice by itself, at a `yield` or by looking, has a moment."""
         job.cancel()
         patient = self.decoupled or self._handler.takes_request
-        job.loop.call_later(NOTICE_S if patient else 0.0, self._press, job)
+        self._loop.call_later(NOTICE_S if patient else 0.0, self._press, job)
 
     def _press(self, job: Job) -> None:
         if not job.ended:
-            self._worker.interrupt()
+            self._worker.interrupt(job)
             # Again: it may have hit code that swallows everything, as a destructor does.
-            job.loop.call_later(PRESS_AGAIN_S, self._press, job)
+            self._loop.call_later(PRESS_AGAIN_S, self._press, job)
 
     def _admit(self, lease_id: str) -> tuple[str, int]:
         if self._running is not None:
-            raise FailedPrecondition(
-                "EXECUTOR_BUSY", f"instance {self._instance} executes another request", **self._names
-            )
+            raise self.busy_error()
         threads = self._version.spec.resources.threads
         if not self._weights.image_bytes:
             return HOST, threads

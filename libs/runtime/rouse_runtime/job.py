@@ -1,4 +1,4 @@
-"""One request on its way through an instance: the loop's thread waits for what the worker's thread makes."""
+"""One request on its way through an instance; where the loop's thread waits for what the worker's thread makes, how."""
 
 from __future__ import annotations
 
@@ -49,13 +49,12 @@ class Job:
     inputs: Buffer
     wanted: list[str]
     rows: int
-    left_s: float
     device: str
     threads: int
+    loop: asyncio.AbstractEventLoop
     device_s: float = 0.0
     input_s: float = 0.0
     output_s: float = 0.0
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     ended: bool = False
     _error: BaseException | None = None
     _results: deque[Result] = field(default_factory=lambda: deque(maxlen=AHEAD + 1))

@@ -17,7 +17,6 @@ from pathlib import Path
 from rouse_common import telemetry
 from rouse_common.config import ConfigError
 from rouse_common.lifecycle import die_with_parent, loop_factory
-from rouse_common.link import LinkServer
 from rouse_common.rpc import Channels, RpcServer, call
 from rouse_contracts import coordination, device
 from rouse_contracts.links import executor_link
@@ -28,7 +27,7 @@ from rouse_runtime.executor import Executor
 from rouse_runtime.handlers import Handler
 from rouse_runtime.isolation import IsolationError
 from rouse_runtime.loading import Loaded, load
-from rouse_runtime.service import ExecuteLink, ExecutorServicer
+from rouse_runtime.service import ExecutorServicer, execute_link
 from rouse_runtime.watchdog import Watchdog
 from rouse_runtime.worker import Worker
 
@@ -127,8 +126,7 @@ class Instance:
         executor = self._executor(result)
         server = RpcServer(f"unix:{self._socket}", max_message_bytes=self._max_bytes)
         server.add(device.add_ExecutorServiceServicer_to_server, ExecutorServicer(executor), device.DESCRIPTOR)
-        link = LinkServer(executor_link(f"unix:{self._socket}"), max_message_bytes=self._max_bytes)
-        ExecuteLink(executor).add_to(link)
+        link = execute_link(executor, self._worker, executor_link(f"unix:{self._socket}"), self._max_bytes)
         await link.start()
         await server.start()
         self._serving = True

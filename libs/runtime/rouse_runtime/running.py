@@ -55,7 +55,9 @@ class Runner:
     def run(self, job: Job) -> tuple[Result | None, RouseError | None]:
         """Never raises: the last response, or why there is none."""
         try:
-            self._watchdog.begin(f"request {job.request.id} ran past its deadline", job.left_s + self._hang_grace_s)
+            self._watchdog.begin(
+                f"request {job.request.id} ran past its deadline", job.request.time_left_s + self._hang_grace_s
+            )
             try:
                 return self._answer(job), None
             finally:
@@ -102,7 +104,7 @@ class Runner:
         job.check()
         started = time.perf_counter()
         try:
-            return self._worker.call(function, *arguments)
+            return self._worker.call(job, function, *arguments)
         finally:
             job.device_s += time.perf_counter() - started
 
@@ -111,7 +113,7 @@ class Runner:
         if isinstance(iterator, Generator):
             started = time.perf_counter()
             try:
-                self._worker.call(iterator.close)
+                self._worker.call(job, iterator.close)
             finally:
                 job.device_s += time.perf_counter() - started
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from rouse_common.errors import InvalidArgument
-from rouse_common.link import Buffer, Incoming, LinkServer
+from rouse_common.link import BlockingLinkServer, Buffer, Incoming, LinkServer, Ongoing
 from rouse_common.rpc import remaining_s
 from rouse_contracts import device, wire
+from rouse_contracts.functions import RequestOptions
 from rouse_contracts.links import EXECUTE
 from rouse_runtime.executor import Attachment, Executor
 from rouse_runtime.job import Result
+from rouse_runtime.request import Request
+from rouse_runtime.worker import Worker
 
 # For callers without a deadline, which our services never are.
 DEFAULT_DEADLINE_S = 60.0
@@ -41,36 +45,83 @@ class ExecutorServicer(device.ExecutorServiceServicer):
         return device.DetachResponse()
 
 
-class ExecuteLink:
-    """Takes requests over the instance's link."""
+def execute_link(executor: Executor, worker: Worker, listen: str, max_message_bytes: int) -> Serves:
+    """What takes an instance's requests: the worker itself, or for any number of responses the event loop."""
+    if executor.decoupled:
+        streams = LinkServer(listen, max_message_bytes=max_message_bytes)
+        streams.add(EXECUTE, _Streams(executor).execute)
+        return streams
+    server = BlockingLinkServer(
+        listen,
+        worker,
+        max_message_bytes=max_message_bytes,
+        on_given_up=executor.give_up,
+        busy=executor.busy_error,
+    )
+    server.add(EXECUTE, _Answers(executor).execute)
+    return server
+
+
+class Serves(Protocol):
+    """A link's serving end."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self, drain_s: float) -> None: ...
+
+
+class _Answers:
+    """Requests with one response each, in the worker's thread."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def add_to(self, server: LinkServer) -> None:
-        server.add(EXECUTE, self.execute)
+    def execute(self, message: Buffer, call: Ongoing) -> Sequence[Buffer]:
+        request, inputs = _parsed(message)
+        result = self._executor.answer(
+            request.lease_id,
+            Request(request.request_id, _options(request), call.remaining_s),
+            inputs,
+            request.output_names,
+            request.rows,
+            lambda: call.given_up,
+        )
+        return _message(result)
 
-    async def execute(self, message: Buffer, call: Incoming) -> Sequence[Buffer] | None:
-        try:
-            rest, inputs = wire.split_bytes(message, device.ExecuteRequest.INPUTS_FIELD_NUMBER)
-            request = device.ExecuteRequest.FromString(rest)
-        except DecodeError as error:
-            raise InvalidArgument("BAD_REQUEST", f"that is no ExecutorService.ExecuteRequest: {error}") from None
+
+class _Streams:
+    """Requests with any number of responses, on the event loop."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    async def execute(self, message: Buffer, call: Incoming) -> None:
+        request, inputs = _parsed(message)
         responses = self._executor.execute(
             request.lease_id,
             request.request_id,
             inputs,
             request.output_names,
             call.remaining_s,
-            request.options if request.HasField("options") else None,
+            _options(request),
             request.rows,
         )
         async with aclosing(responses):
             async for result in responses:
-                if not self._executor.decoupled:
-                    return _message(result)
                 await call.send(_message(result))
-        return None
+
+
+def _parsed(message: Buffer) -> tuple[device.ExecuteRequest, Buffer]:
+    """The request without its inputs, and these. Raises InvalidArgument BAD_REQUEST."""
+    try:
+        rest, inputs = wire.split_bytes(message, device.ExecuteRequest.INPUTS_FIELD_NUMBER)
+        return device.ExecuteRequest.FromString(rest), inputs
+    except DecodeError as error:
+        raise InvalidArgument("BAD_REQUEST", f"that is no ExecutorService.ExecuteRequest: {error}") from None
+
+
+def _options(request: device.ExecuteRequest) -> RequestOptions | None:
+    return request.options if request.HasField("options") else None
 
 
 def _message(result: Result) -> Sequence[Buffer]:

@@ -28,7 +28,8 @@ class Watchdog:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ends_at: float | None = None
-        # When the thread looks next by itself; it is woken for what ends earlier only, not for every request.
+        # When the thread looks next by itself. It stays so when the work has ended before, or the thread would be woken
+        # by every request.
         self._looks_at = math.inf
         self._what = ""
         self._worker = 0
@@ -40,6 +41,7 @@ class Watchdog:
             self._what, self._worker = what, threading.get_ident()
             self._ends_at = time.monotonic() + seconds
             if self._ends_at < self._looks_at:
+                self._looks_at = self._ends_at
                 self._changed.notify()
         signal.setitimer(signal.ITIMER_REAL, seconds + KERNEL_MARGIN_S)
 
@@ -55,8 +57,9 @@ class Watchdog:
                 now = time.monotonic()
                 if self._ends_at is not None and self._ends_at <= now:
                     self._kill()
-                self._looks_at = math.inf if self._ends_at is None else self._ends_at
-                self._changed.wait(None if self._ends_at is None else self._ends_at - now)
+                if self._looks_at <= now:
+                    self._looks_at = math.inf if self._ends_at is None else self._ends_at
+                self._changed.wait(None if self._looks_at == math.inf else self._looks_at - now)
 
     def _kill(self) -> None:
         frame = sys._current_frames().get(self._worker)

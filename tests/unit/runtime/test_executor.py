@@ -357,13 +357,13 @@ def test_the_worker_takes_an_interruption_back_that_came_too_late() -> None:
 
     def press() -> None:
         while not stop.is_set():
-            worker.interrupt()
+            worker.interrupt(worker)
 
     def ours() -> None:
         nonlocal hit, missed
         for length in range(300):
             try:
-                worker.call(lambda count: sum(n for n in range(count)), length)
+                worker.call(worker, lambda count: sum(n for n in range(count)), length)
                 missed += 1
             except Interrupted:
                 hit += 1
