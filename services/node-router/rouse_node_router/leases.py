@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded
+from rouse_common.expiring import expiring
 from rouse_node_router.adapters.devices import Devices, Lease
 
 # Longer than a client needs to send its next request after an answer.
@@ -108,7 +109,7 @@ class Leases:
         self._balance(line)
         taken = False
         try:
-            async with asyncio.timeout(timeout_s):
+            with expiring(waiter.lease, timeout_s):
                 lease = await waiter.lease
             taken = True
             return lease

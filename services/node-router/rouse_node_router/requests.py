@@ -15,6 +15,7 @@ from rouse_cache import Windows
 from rouse_common import telemetry
 from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded, InvalidArgument, RouseError, Unavailable
+from rouse_common.expiring import expiring
 from rouse_contracts import cluster, functions, node, wire
 from rouse_contracts.wire import Buffer
 from rouse_node_router import metrics, sequences
@@ -169,8 +170,12 @@ class Requests:
         request = ticket.request
         with telemetry.span("queue", function=request.function, version=request.version_id) as span:
             try:
-                async with asyncio.timeout(self._left(ticket)):
-                    grant = await (self._carriers.asked_by(ticket) if ticket.instance_id else ticket.turn)
+                if ticket.instance_id:
+                    async with asyncio.timeout(self._left(ticket)):
+                        grant = await self._carriers.asked_by(ticket)
+                else:
+                    with expiring(ticket.turn, self._left(ticket)):
+                        grant = await ticket.turn
             except TimeoutError:
                 self._carriers.not_taken(ticket)
                 raise expired(request) from None

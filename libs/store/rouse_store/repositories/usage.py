@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import cast, delete, func, select
-from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy import JSON, Text, cast, column, delete, func, literal, select
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from rouse_store.models import UsageRecord, UsageTotal
@@ -59,14 +60,17 @@ class Usage:
         return len(fresh)
 
     def _insert(self, rows: Sequence[Mapping[str, Any]]) -> set[str]:
-        """Writes records down; the requests that were not known. One array a column: a request's record costs
-        microseconds that way, and some hundred as a row of VALUES."""
-        columns = [column for column in UsageRecord.__table__.columns if column.name in rows[0]]
-        arrays = [
-            func.unnest(cast([row[column.name] for row in rows], ARRAY(column.type))).label(column.name)
-            for column in columns
-        ]
-        statement = insert(UsageRecord).from_select([column.name for column in columns], select(*arrays))
+        """Writes records down; the requests that were not known. They go as one JSON text: the driver quotes that once,
+        and of an array a column each value, which took two and a half times as long."""
+        named = [column for column in UsageRecord.__table__.columns if column.name in rows[0]]
+        names = [column.name for column in named]
+        sent = json.dumps(rows, default=datetime.isoformat, separators=(",", ":"))
+        record = (
+            func.json_to_recordset(cast(literal(sent, Text), JSON))
+            .table_valued(*(column(one.name, one.type) for one in named), name="record")
+            .render_derived(with_types=True)
+        )
+        statement = insert(UsageRecord).from_select(names, select(*(record.c[name] for name in names)))
         known = statement.on_conflict_do_nothing(index_elements=[UsageRecord.request_id])
         return set(self._session.scalars(known.returning(UsageRecord.request_id)))
 
