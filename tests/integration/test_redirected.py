@@ -257,3 +257,27 @@ def test_what_cannot_be_named_is_refused_when_the_function_loads(host: Host) -> 
     module.register_buffer("odd", host.tensors["weight"].view(torch.int32))
     with pytest.raises(WeightsError, match="laid over the weight 'weight', which is F32"):
         Redirected(Function(lambda inputs: {}, [module]), host.weights, LAYOUT, native_device())
+
+
+async def test_weights_are_only_read(host: Host, executor: Executor) -> None:
+    layer = host.linear()
+    function = Redirected(Function(lambda inputs: {}, [layer]), host.weights, LAYOUT, native_device())
+    before = host.tensors["weight"].clone()
+    await executor.attach(function)
+    changes: list[Callable[[], object]] = [
+        lambda: layer.weight.add_(1),
+        lambda: layer.weight.copy_(torch.zeros(SIZE, SIZE)),
+        lambda: torch.neg(layer.weight, out=layer.weight),
+    ]
+
+    def heard(change: Callable[[], object]) -> None:
+        change()
+        layer.weight.cpu()  # an error is heard at the next synchronisation at the latest
+
+    with torch.no_grad():
+        for change in changes:
+            with pytest.raises(RuntimeError, match=r"would change a weight of the model.*aten::.*on the rouse device"):
+                heard(change)
+            assert torch.equal(layer.weight.cpu(), before)
+        assert torch.equal((layer.weight.clone() + 1).cpu(), before + 1)
+    function.disconnect()

@@ -23,31 +23,31 @@ LAYERS = Layers(4, 32, BASE)
 SIZE = LAYERS.count * LAYERS.matrix_bytes
 
 
-def request(values: bytes, lease: str = "at/1", name: str = "x") -> device.ExecuteRequest:
-    batch = functions.TensorBatch(
-        tensors=[functions.Tensor(name=name, datatype="FP32", shape=[1, LAYERS.width], data=values)]
-    )
+def request(values: bytes, lease: str = "at/1", name: str = "x", width: int = LAYERS.width) -> device.ExecuteRequest:
+    batch = functions.TensorBatch(tensors=[functions.Tensor(name=name, datatype="FP32", shape=[1, width], data=values)])
     return device.ExecuteRequest(lease_id=lease, request_id="r", inputs=batch.SerializeToString())
 
 
-def compute(session: Session, number: int, values: bytes) -> bytes:
+def compute(session: Session, number: int, values: bytes, layers: Layers = LAYERS) -> bytes:
     """One eager request through the ring."""
-    for message in LAYERS.request(number, values):
+    for message in layers.request(number, values):
         session.send(message, SECONDS)
     result = data(session.receive(SECONDS))
-    session.send(LAYERS.done(), SECONDS)
+    session.send(layers.done(), SECONDS)
     return result
 
 
-async def record(process: ExecutorProcess, folder: Path, values: list[bytes]) -> tuple[list[bytes], list[str]]:
+async def record(
+    process: ExecutorProcess, folder: Path, values: list[bytes], layers: Layers = LAYERS
+) -> tuple[list[bytes], list[str]]:
     """Requests through a session that records; their results and the files of its tapes."""
     await process.client.open_session("s", folder / "s", SECONDS, version_id="v", record=True)
     session = await asyncio.to_thread(Session, folder / "s", SECONDS)
 
     def work() -> list[bytes]:
-        for message in LAYERS.setup():
+        for message in layers.setup():
             session.send(message, SECONDS)
-        return [compute(session, number, each) for number, each in enumerate(values)]
+        return [compute(session, number, each, layers) for number, each in enumerate(values)]
 
     results = await asyncio.to_thread(work)
     saved = await process.client.save_tapes("s", folder, SECONDS)
@@ -127,5 +127,62 @@ async def refused(client: ExecutorClient, values: bytes, no_tape: Path) -> None:
     await client.execute(request(values), SECONDS)
 
 
-def _input(name: str) -> core.TapeTensor:
-    return core.TapeTensor(name=name, datatype="FP32", shape=[1, LAYERS.width])
+async def test_requests_compute_while_the_model_arrives(tmp_path: Path, short_folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(4)
+    layers = Layers(4, 512, BASE)
+    size = layers.count * layers.matrix_bytes
+    image, row = tmp_path / "image", torch.randn(1, layers.width)
+    weights = [torch.randn(layers.width, layers.width) for _ in range(layers.count)]
+    image.write_bytes(b"".join(matrix.numpy().tobytes() for matrix in weights))
+    values, expected = row.numpy().tobytes(), row
+    for matrix in weights:
+        expected = torch.tanh(torch.mm(expected, matrix))
+    asked = request(values, width=layers.width)
+    links = Links(64 << 20)
+    # The 4 MiB of the model take two seconds.
+    flags: dict[str, int | str] = {"capacity-mib": 64, "link-mib-s": 2}
+    async with ExecutorProcess(ExecutorSettings("host:0", short_folder, flags), links).running() as process:
+        await process.serving(SECONDS)
+        client = process.client
+
+        async def map_model() -> core.CoreModel:
+            await client.map_model("v", "at", base=BASE, size_bytes=size, image=image, timeout_s=SECONDS)
+            (model,) = (await client.describe(SECONDS)).models
+            return model
+
+        model = await map_model()
+        assert (model.resident_bytes < size, model.swap_failure) == (True, "")
+        # A session that computes on it meanwhile.
+        results, (path,) = await record(process, short_folder, [values, values], layers)
+        assert results == [expected.numpy().tobytes()] * 2
+        described = await client.describe(SECONDS)
+        assert described.models[0].resident_bytes == size
+        assert described.memory.group_bytes > 0
+        assert await client.unmap_model("v", SECONDS) == size
+
+        # A tape.
+        tape = core.TapeFile(path=path, inputs=[_input("x", layers.width)], output_names=["y"])
+        assert (await map_model()).resident_bytes < size
+        await client.load_tapes("v", [tape], SECONDS)
+        (output,) = functions.TensorBatch.FromString((await client.execute(asked, SECONDS)).outputs).tensors
+        assert output.data == expected.numpy().tobytes()
+        await client.unmap_model("v", SECONDS)
+
+        # A request that waits hears of it when the model leaves.
+        assert (await map_model()).resident_bytes < size
+        await client.load_tapes("v", [tape], SECONDS)
+        waiting = asyncio.create_task(client.execute(asked, SECONDS))
+        await client.describe(SECONDS)  # it has arrived: the link keeps their order
+        assert await client.unmap_model("v", SECONDS) == size
+        with pytest.raises(FailedPrecondition) as left:
+            await waiting
+        # NO_TAPE where it had not begun.
+        assert left.value.reason in ("STALE_LEASE", "NO_TAPE")
+        memory = (await client.describe(SECONDS)).memory
+        assert (memory.mapped_bytes, memory.free_bytes) == (0, memory.capacity_bytes)
+    await links.close()
+
+
+def _input(name: str, width: int = LAYERS.width) -> core.TapeTensor:
+    return core.TapeTensor(name=name, datatype="FP32", shape=[1, width])

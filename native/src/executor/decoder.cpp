@@ -205,7 +205,48 @@ Status OperationDecoder::arguments() {
   }
   operation_.data_dependent_ = operation_.handle_->hasTag(at::Tag::dynamic_output_shape) ||
                                operation_.handle_->hasTag(at::Tag::data_dependent_output);
+  find_gather();
+  find_undeclared_writes();
   return {};
+}
+
+std::optional<std::uint32_t> OperationDecoder::slot_of(std::string_view argument) const {
+  const auto index = operation_.handle_->schema().argumentIndexWithName(argument);
+  for (std::uint32_t slot = 0; index && slot < operation_.places_.size(); ++slot) {
+    const auto& place = operation_.places_[slot];
+    if (place.argument == *index && place.element < 0) return slot;
+  }
+  return std::nullopt;
+}
+
+void OperationDecoder::find_gather() {
+  const std::string_view name = operation_.name_;
+  std::optional<std::uint32_t> table, rows;
+  if (name == "aten::embedding" || name == "aten::embedding.out") {
+    table = slot_of("weight");
+    rows = slot_of("indices");
+  } else if (name == "aten::index_select" || name == "aten::index_select.out") {
+    const auto dimension = operation_.handle_->schema().argumentIndexWithName("dim");
+    if (!dimension || !operation_.prototype_[*dimension].isInt() || operation_.prototype_[*dimension].toInt() != 0)
+      return;
+    table = slot_of("self");
+    rows = slot_of("index");
+  }
+  if (table && rows) operation_.gather_ = Gather{*table, *rows};
+}
+
+// Batch normalisation updates its running statistics while training; older schemas do not say so.
+void OperationDecoder::find_undeclared_writes() {
+  const auto& schema = operation_.handle_->schema();
+  if (!schema.argumentIndexWithName("running_mean")) return;
+  for (const char* const flag : {"training", "train"}) {
+    const auto index = schema.argumentIndexWithName(flag);
+    if (index && operation_.prototype_[*index].isBool() && !operation_.prototype_[*index].toBool()) return;
+  }
+  if (operation_.name_.find("_no_training") != std::string::npos) return;
+  for (const char* const changed : {"running_mean", "running_var"}) {
+    if (const auto slot = slot_of(changed)) operation_.slots_[*slot].written = true;
+  }
 }
 
 Status OperationDecoder::argument(const c10::TypePtr& type, const c10::Argument& schema, c10::IValue& value) {

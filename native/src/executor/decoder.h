@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "rouse/executor/operation.h"
 #include "rouse/wire/words.h"
@@ -25,6 +27,10 @@ class OperationDecoder {
  private:
   explicit OperationDecoder(Operation& operation, wire::Reader reader) : operation_(operation), reader_(reader) {}
   Status arguments();
+  // The slot of an argument that is one tensor.
+  std::optional<std::uint32_t> slot_of(std::string_view argument) const;
+  void find_gather();
+  void find_undeclared_writes();
   Status argument(const c10::TypePtr& type, const c10::Argument& schema, c10::IValue& value);
   Status list(const c10::TypePtr& element, const c10::Argument& schema, const wire::Item& item, c10::IValue& value);
   Status tensor(const wire::Item& item, const c10::Argument& schema, std::int32_t element, at::Tensor& value);

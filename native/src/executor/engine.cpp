@@ -219,10 +219,13 @@ Status Engine::State::on_write(std::span<const std::byte> message) {
   const auto* entry = storages.find(head.name);
   if (!entry) return {Code::kInvalid, "WRITE to storage " + std::to_string(head.name) + ", which is not there"};
   if (entry->state == Storages::State::kPoisoned || !sticky.ok()) return {};
-  if (!entry->writable) return {Code::kRefused, "WRITE to a model's range that this session may only read"};
   const std::uint64_t bytes = entry->storage.nbytes();
   if (head.offset > bytes || data.size() > bytes - head.offset) {
     return {Code::kInvalid, "WRITE past the end of storage " + std::to_string(head.name)};
+  }
+  if (!entry->writable) {
+    fail(read_only(head.name), "aten::copy_", 0);
+    return {};
   }
   if (!data.empty())
     std::memcpy(static_cast<std::byte*>(entry->storage.mutable_data()) + head.offset, data.data(), data.size());
@@ -244,7 +247,10 @@ Status Engine::State::on_read(std::span<const std::byte> message, Responder& res
     return {Code::kInvalid, "READ past the end of storage " + std::to_string(head.name)};
   }
   if (options.residency && head.name >= wire::kModelBase) {
-    ROUSE_RETURN_IF_ERROR(options.residency->wait_ready(head.name + head.offset, head.count));
+    if (const Status there = options.residency->wait_ready(head.name + head.offset, head.count); !there.ok()) {
+      fail(there, "", 0);
+      return send_error(responder);
+    }
   }
   const std::span<const std::byte> data(static_cast<const std::byte*>(entry->storage.data()) + head.offset, head.count);
   if (options.observer) options.observer->on_read(head.name, head.offset, data);

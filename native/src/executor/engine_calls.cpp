@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "decoder.h"
+#include "rouse/base/text.h"
+#include "rouse/executor/arrival.h"
 #include "rouse/wire/words.h"
 #include "state.h"
 
@@ -14,9 +16,12 @@ Status Engine::State::poison(std::span<const std::uint64_t> results) {
   return {};
 }
 
-// The slots' tensors, into `tensors`. `skip`: an operator that made one of them failed; the call fails, too.
-Status Engine::State::gather(const Operation& operation, std::span<const std::uint64_t> slots, bool& skip) {
+// The slots' tensors, into `tensors`. `skip`: the call fails, as an operator that made one of them did, as it changes
+// what may only be read, or as weights that it reads do not arrive.
+Status Engine::State::gather(const Operation& operation, std::uint32_t number, std::span<const std::uint64_t> slots,
+                             bool& skip) {
   tensors.clear();
+  const bool waits = options.residency != nullptr && !options.residency->all_ready();
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const auto* entry = storages.find(slots[i]);
     const Slot& slot = operation.slots()[i];
@@ -33,15 +38,35 @@ Status Engine::State::gather(const Operation& operation, std::span<const std::ui
                                   std::to_string(slot.spec.required_bytes) + " bytes, storage " +
                                   std::to_string(slots[i]) + " has " + std::to_string(entry->storage.nbytes())};
     }
-    if (slots[i] >= wire::kModelBase) {
-      if (slot.written && !entry->writable) {
-        return {Code::kRefused, "CALL of " + operation.name() + " changes a model's range that may only be read"};
-      }
-      if (options.residency) {
-        ROUSE_RETURN_IF_ERROR(options.residency->wait_ready(slots[i], slot.spec.required_bytes));
-      }
+    if (slot.written && !entry->writable) {
+      fail(read_only(slots[i]), operation.name(), number);
+      skip = true;
+      return {};
     }
     tensors.push_back(make_tensor(entry->storage, slot.spec));
+  }
+  for (std::uint32_t i = 0; waits && i < slots.size(); ++i) {
+    if (slots[i] < wire::kModelBase) continue;
+    const Status arrived = wait_for_slot(*options.residency, operation, i, slots[i], tensors);
+    if (arrived.ok()) continue;
+    fail(arrived, operation.name(), number);
+    skip = true;
+    return {};
+  }
+  return {};
+}
+
+Status Engine::State::read_only(std::uint64_t address) {
+  return {Code::kRefused, text("it would change a weight of the model, at ", Hex{address},
+                               ", which may only be read: all sessions and tapes of the version share it; change a "
+                               "copy, as of tensor.clone()")};
+}
+
+Status Engine::State::arrived(std::span<const std::uint64_t> storage_names) {
+  if (options.residency == nullptr || options.residency->all_ready()) return {};
+  for (const auto name : storage_names) {
+    const auto* entry = name >= wire::kModelBase ? storages.find(name) : nullptr;
+    if (entry) ROUSE_RETURN_IF_ERROR(options.residency->wait_ready(name, entry->storage.nbytes()));
   }
   return {};
 }
@@ -70,7 +95,7 @@ Status Engine::State::on_call(std::span<const std::byte> message, Responder& res
     return {Code::kInvalid, "CALL of " + operation->name() + ": its names are not as many as its template has"};
   }
   bool skip = !sticky.ok();
-  if (!skip) ROUSE_RETURN_IF_ERROR(gather(*operation, slots, skip));
+  if (!skip) ROUSE_RETURN_IF_ERROR(gather(*operation, number, slots, skip));
   if (!skip) {
     if (c10::get_default_dtype_as_scalartype() != default_dtype) {
       c10::set_default_dtype(c10::scalarTypeToTypeMeta(default_dtype));
@@ -158,6 +183,7 @@ Status Engine::State::on_begin(std::span<const std::byte> message) {
   for (const auto name : names) {
     if (!storages.find(name)) return {Code::kInvalid, "BEGIN with an input that is not there"};
   }
+  if (const Status there = arrived(names); !there.ok()) fail(there, "", 0);
   if (options.observer) options.observer->on_begin(head, names);
   return {};
 }
@@ -181,6 +207,7 @@ Status Engine::State::on_end(std::span<const std::byte> message) {
     }
   }
   if (reader.left() != 0) return {Code::kInvalid, "message END: its length does not fit its counts"};
+  if (const Status there = arrived(outputs); !there.ok()) fail(there, "", 0);
   if (options.observer) options.observer->on_end(head.request, outputs, specs);
   return {};
 }
@@ -194,6 +221,7 @@ Status Engine::State::on_replay(Engine& engine, std::span<const std::byte> messa
   std::vector<std::uint64_t> given(std::size_t{head.inputs} + head.outputs);
   (void)reader.words(given.size(), std::span(given));
   std::vector<std::byte> answer;
+  if (const Status there = arrived(std::span(given).first(head.inputs)); !there.ok()) fail(there, "", 0);
   if (sticky.ok()) {
     const std::span<const std::uint64_t> all(given);
     auto replayed = options.observer ? options.observer->on_replay(engine, head.tape, all.first(head.inputs),

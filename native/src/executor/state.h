@@ -34,7 +34,10 @@ struct Engine::State {
   Status on_end(std::span<const std::byte> message);
   Status on_replay(Engine& engine, std::span<const std::byte> message, Responder& responder);
 
-  Status gather(const Operation& operation, std::span<const std::uint64_t> names, bool& skip);
+  Status gather(const Operation& operation, std::uint32_t number, std::span<const std::uint64_t> names, bool& skip);
+  static Status read_only(std::uint64_t address);
+  // Waits for what of these storages is weights.
+  Status arrived(std::span<const std::uint64_t> storage_names);
   Status finish(std::uint32_t number, const std::shared_ptr<Operation>& operation, std::span<const std::uint64_t> slots,
                 std::span<const std::uint64_t> results, std::uint16_t flags, Responder& responder);
   Status learn(std::uint32_t number, const std::shared_ptr<Operation>& operation, std::span<const std::uint64_t> slots,

@@ -29,7 +29,7 @@ struct Text {
   std::string_view what;
 };
 
-constexpr std::array<Number, 13> kNumbers{{
+constexpr std::array<Number, 15> kNumbers{{
     {"capacity-mib", &Config::capacity_mib, 1, 1ull << 24, "memory of the device"},
     {"scratch-mib", &Config::scratch_mib, 1, 1ull << 24, "memory of one session's tensors beside the weights"},
     {"ring-kib", &Config::ring_kib, 64, 1 << 20, "each direction of a session's rings; a power of two"},
@@ -41,6 +41,8 @@ constexpr std::array<Number, 13> kNumbers{{
     {"connect-s", &Config::connect_s, 1, 3600, "how long a session waits for its process"},
     {"drain-s", &Config::drain_s, 0, 3600, "how long calls under way may take when it stops"},
     {"quantum-us", &Config::quantum_us, 1, 10'000'000, "longest turn on the device where others wait"},
+    {"group-kib", &Config::group_kib, 0, 1 << 20, "what a swap copies before others are told; 0: measured at start"},
+    {"link-mib-s", &Config::link_mib_s, 0, 1ull << 24, "bandwidth of the link into the device; 0: as fast as it goes"},
     {"parent", &Config::parent, 0, 1ull << 22, "process id that it ends with; 0: whichever started it"},
     {"confine", &Config::confine, 0, 1, "1: give up what it does not need (seccomp); 0: do not"},
 }};

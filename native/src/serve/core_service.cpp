@@ -81,13 +81,15 @@ void CoreService::describe(const Call& call) {
   }
   ProtoWriter bytes;
   bytes.varint(1, memory.capacity_bytes).varint(2, memory.mapped_bytes).varint(3, memory.free_bytes);
-  bytes.varint(4, scratch).varint(5, rings);
+  bytes.varint(4, scratch).varint(5, rings).varint(6, memory.group_bytes);
   out.element(6, bytes.out());
   for (const auto& [id, model] : models_) {
     if (!model.mapped) continue;
     ProtoWriter one;
     one.text(1, id).text(2, model.attachment_id).varint(3, model.base).varint(4, model.bytes);
     for (const TapeInfo& tape : backend_.tapes(id)) one.element(5, write_tape(tape));
+    const SwapInfo swap = backend_.swap(id);
+    one.varint(6, swap.resident_bytes).text(7, swap.failure);
     out.element(8, one.out());
   }
   out.varint(9, open_descriptors()).varint(10, server_.calls());
@@ -139,8 +141,9 @@ void CoreService::unmap_model(const Call& call, Bytes request) {
                        {},
                        0.05});
   }
-  // From here on nothing new begins on it.
+  // From here on nothing new begins on it, and what waits for its weights waits no longer.
   model->second.mapped = false;
+  backend_.cancel_swap(id.value());
   attachments_.erase(model->second.attachment_id);
   for (const auto& [name, session] : sessions_) {
     if (session->options().spec.version_id == id.value()) session->end("its version is unmapped");
@@ -259,6 +262,7 @@ void CoreService::after_sessions() {
 void CoreService::stop(std::function<void()> ended) {
   stopping_ = true;
   stopped_ = std::move(ended);
+  for (const auto& [id, model] : models_) backend_.cancel_swap(id);
   for (const auto& [id, session] : sessions_) session->end("the executor stops");
   after_sessions();
 }

@@ -1,47 +1,23 @@
 #include "models.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <chrono>
+#include <array>
+#include <vector>
 
-#include "rouse/base/fd.h"
 #include "rouse/base/text.h"
+#include "rouse/memory/host_image.h"
+#include "rouse/transfer/elbow.h"
 
 namespace rouse::serve {
 
 namespace {
 
-// Physical memory is taken in chunks, so that a large model does not need one piece.
-constexpr uint64_t kChunkBytes = 64 << 20;
-constexpr auto kCopyPatience = std::chrono::minutes(10);
+using Clock = std::chrono::steady_clock;
 
-// An image in host memory, read-only.
-class Image {
- public:
-  static Result<std::unique_ptr<Image>> open(const std::string& path, uint64_t bytes) {
-    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    struct stat info{};
-    if (!fd.valid() || ::fstat(fd.get(), &info) != 0) {
-      return Status(Code::kNotFound, text("the image ", path, " cannot be read: ", errno_text()));
-    }
-    if (static_cast<uint64_t>(info.st_size) < bytes) {
-      return Status(Code::kMismatch, text("the image ", path, " has ", info.st_size, " bytes instead of ", bytes));
-    }
-    void* const data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
-    if (data == MAP_FAILED) return Status(Code::kFailed, text("the image ", path, ": mmap: ", errno_text()));
-    return std::unique_ptr<Image>(new Image(data, bytes));
-  }
-  ~Image() { ::munmap(data_, bytes_); }
-  const std::byte* data() const { return static_cast<const std::byte*>(data_); }
-
- private:
-  Image(void* data, uint64_t bytes) : data_(data), bytes_(bytes) {}
-  void* data_;
-  uint64_t bytes_;
-};
+// What the throughput curve is measured with: a few tens of milliseconds on the machines that we know.
+constexpr uint64_t kCurveBytes = 8 << 20;
+constexpr int kCurveRounds = 3;
+constexpr std::array<uint64_t, 7> kGroupSizes{64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20};
 
 RpcError answer(const Status& status) {
   RpcError error = to_rpc(status);
@@ -55,77 +31,119 @@ RpcError answer(const Status& status) {
   return error;
 }
 
-}  // namespace
-
-Models::~Models() {
-  // The process ends, and the kernel takes everything; errors have nobody to go to.
-  for (auto& [id, model] : models_) (void)give_back(model).ok();
+// The group size of this device. Its memory is used for the moment of the measurement and kept for the first model.
+Result<uint64_t> measure_groups(device::Device& device, memory::Space& space) {
+  const uint64_t bytes = std::min(kCurveBytes, device.usage().capacity / device.granularity() * device.granularity());
+  ROUSE_RETURN_IF_ERROR(space.reserve(device::kModelBase, bytes, memory::Region::kScratch));
+  Result<std::vector<transfer::Point>> curve = std::vector<transfer::Point>();
+  Status status = space.map(device::kModelBase);
+  if (status.ok()) {
+    const std::vector<char> from(bytes, 1);
+    curve = transfer::measure_curve(device, device::kModelBase, from.data(), bytes, kGroupSizes, kCurveRounds);
+    if (!curve.ok()) status = curve.status();
+  }
+  const Status released = space.release(device::kModelBase);
+  ROUSE_RETURN_IF_ERROR(status);
+  ROUSE_RETURN_IF_ERROR(released);
+  return transfer::elbow(curve.value());
 }
 
-Status Models::load(Model& model) {
-  const ModelSpec& spec = model.spec;
-  if (spec.bytes == 0) return {};
+}  // namespace
+
+Models::Models(std::unique_ptr<device::Device> device, const ModelsOptions& options)
+    : options_(options), device_(std::move(device)), space_(*device_), group_bytes_(options.group_bytes) {}
+
+Result<std::unique_ptr<Models>> Models::make(std::unique_ptr<device::Device> device, const ModelsOptions& options) {
+  std::unique_ptr<Models> models(new Models(std::move(device), options));
+  if (models->group_bytes_ == 0) {
+    Result<uint64_t> measured = measure_groups(*models->device_, models->space_);
+    if (!measured.ok()) return measured.status();
+    models->group_bytes_ = measured.value();
+  }
+  Result<std::unique_ptr<transfer::Link>> link = transfer::Link::make(*models->device_, options.link);
+  if (!link.ok()) return link.status();
+  models->link_ = std::move(link).value();
+  return models;
+}
+
+// The link cancels what is under way and waits for it; then the space gives its ranges back.
+Models::~Models() = default;
+
+Status Models::reserve(const ModelSpec& spec) {
   const uint64_t granularity = device_->granularity();
   if (spec.base < device::kModelBase || spec.base % granularity != 0) {
     return Status(Code::kInvalid, text("a range at ", Hex{spec.base}, "; models lie from ", Hex{device::kModelBase},
                                        " on, at multiples of ", granularity));
   }
-  const uint64_t range = (spec.bytes + granularity - 1) / granularity * granularity;
-  ROUSE_RETURN_IF_ERROR(device_->reserve(spec.base, range));
-  model.range_bytes = range;
-  for (uint64_t offset = 0; offset < range; offset += kChunkBytes) {
-    Result<device::ChunkId> chunk = device_->create(std::min(kChunkBytes, range - offset));
-    if (!chunk.ok()) return chunk.status();
-    model.chunks.push_back(chunk.value());
-    ROUSE_RETURN_IF_ERROR(device_->map(chunk.value(), spec.base + offset));
-  }
-  Result<std::unique_ptr<device::Stream>> stream = device_->make_stream();
-  if (!stream.ok()) return stream.status();
-  if (spec.image_path.empty()) {
-    ROUSE_RETURN_IF_ERROR(stream.value()->zero(spec.base, range));
-  } else {
-    Result<std::unique_ptr<Image>> image = Image::open(spec.image_path, spec.bytes);
-    if (!image.ok()) return image.status();
-    ROUSE_RETURN_IF_ERROR(stream.value()->copy_in(spec.base, image.value()->data(), spec.bytes));
-    // What lies behind the image was another model's.
-    if (range > spec.bytes) ROUSE_RETURN_IF_ERROR(stream.value()->zero(spec.base + spec.bytes, range - spec.bytes));
-    Result<std::unique_ptr<device::Event>> copied = stream.value()->record();
-    if (!copied.ok()) return copied.status();
-    return copied.value()->wait(std::chrono::steady_clock::now() + kCopyPatience);
-  }
-  Result<std::unique_ptr<device::Event>> cleared = stream.value()->record();
-  if (!cleared.ok()) return cleared.status();
-  return cleared.value()->wait(std::chrono::steady_clock::now() + kCopyPatience);
+  return space_.reserve(spec.base, spec.bytes, memory::Region::kModel);
 }
 
-Status Models::give_back(Model& model) {
-  Status first;
-  const auto keep = [&](Status status) {
-    if (first.ok() && !status.ok()) first = std::move(status);
-  };
-  for (const device::ChunkId chunk : model.chunks) {
-    // The last one may not have come to be mapped.
-    const Status unmapped = device_->unmap(chunk);
-    if (unmapped.code() != Code::kNotFound && unmapped.code() != Code::kRefused) keep(unmapped);
-    keep(device_->destroy(chunk));
+Status Models::zero(uint64_t from, uint64_t bytes) {
+  if (bytes == 0) return {};
+  Result<std::unique_ptr<device::Stream>> stream = device_->make_stream();
+  if (!stream.ok()) return stream.status();
+  ROUSE_RETURN_IF_ERROR(stream.value()->zero(from, bytes));
+  Result<std::unique_ptr<device::Event>> zeroed = stream.value()->record();
+  if (!zeroed.ok()) return zeroed.status();
+  return zeroed.value()->wait(Clock::now() + options_.patience);
+}
+
+Status Models::fill(Model& model) {
+  const ModelSpec& spec = model.mapped.spec;
+  ROUSE_RETURN_IF_ERROR(space_.map(spec.base));
+  const uint64_t granularity = device_->granularity();
+  const uint64_t range = (spec.bytes + granularity - 1) / granularity * granularity;
+  // What no image overwrites was another model's.
+  const uint64_t copied = spec.image_path.empty() ? 0 : spec.bytes;
+  ROUSE_RETURN_IF_ERROR(zero(spec.base + copied, range - copied));
+  return copied == 0 ? Status() : start(model);
+}
+
+Status Models::start(Model& model) {
+  const ModelSpec& spec = model.mapped.spec;
+  Result<std::unique_ptr<memory::HostImage>> image = memory::HostImage::open(spec.image_path);
+  if (!image.ok()) return image.status();
+  if (image.value()->bytes() < spec.bytes) {
+    return Status(Code::kInvalid, text("the image ", spec.image_path, " has ", image.value()->bytes(),
+                                        " bytes instead of ", spec.bytes));
   }
-  model.chunks.clear();
-  if (model.range_bytes != 0) keep(device_->release(model.spec.base));
-  model.range_bytes = 0;
-  return first;
+  std::vector<transfer::Extent> order;
+  order.reserve(spec.groups.size());
+  for (const ModelGroup& group : spec.groups) order.push_back({group.offset, group.bytes});
+  Result<transfer::Plan> plan = transfer::plan_groups(spec.bytes, order, {}, group_bytes_);
+  if (!plan.ok()) return plan.status();
+  transfer::SwapRequest request;
+  request.residency = std::make_shared<transfer::Residency>(spec.base, spec.bytes);
+  request.plan = std::move(plan).value();
+  request.image = image.value()->data();
+  request.keep = std::shared_ptr<const memory::HostImage>(std::move(image).value());
+  model.mapped.residency = request.residency;
+  Result<std::shared_ptr<transfer::Swap>> swap = link_->start(std::move(request));
+  if (!swap.ok()) return swap.status();
+  model.swap = std::move(swap).value();
+  return {};
 }
 
 Answer<std::monostate> Models::map(const ModelSpec& spec) {
-  Model model{spec, 0, {}};
-  const Status loaded = load(model);
-  if (!loaded.ok()) {
-    const Status returned = give_back(model);
-    if (returned.ok()) return answer(loaded);
-    return answer(Status(loaded.code(), loaded.text() + "; and giving it back failed: " + returned.text()));
+  Model model{{spec, nullptr}, nullptr};
+  if (spec.bytes > 0) {
+    if (const Status reserved = reserve(spec); !reserved.ok()) return answer(reserved);
+    // The swap is the last step: where one fails, none is under way.
+    if (const Status filled = fill(model); !filled.ok()) {
+      const Status returned = space_.release(spec.base);
+      if (returned.ok()) return answer(filled);
+      return answer(Status(filled.code(), filled.text() + "; and giving it back failed: " + returned.text()));
+    }
   }
   const std::lock_guard lock(mutex_);
   models_[spec.version_id] = std::move(model);
   return std::monostate();
+}
+
+void Models::cancel(const std::string& version_id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = models_.find(version_id);
+  if (found != models_.end() && found->second.swap) found->second.swap->cancel();
 }
 
 Answer<uint64_t> Models::unmap(const std::string& version_id) {
@@ -134,24 +152,46 @@ Answer<uint64_t> Models::unmap(const std::string& version_id) {
     const std::lock_guard lock(mutex_);
     const auto found = models_.find(version_id);
     if (found == models_.end()) return uint64_t{0};
-    model = std::move(found->second);
-    models_.erase(found);
+    model = found->second;
   }
-  const uint64_t bytes = model.range_bytes;
-  const Status returned = give_back(model);
-  if (!returned.ok()) return answer(returned);
+  const ModelSpec& spec = model.mapped.spec;
+  if (model.swap) {
+    model.swap->cancel();
+    const Status ended = model.swap->wait(Clock::now() + options_.patience);
+    if (!model.swap->over()) {
+      return RpcError{RpcCode::kUnavailable, "MODEL_BUSY", "version " + spec.version_id + ": " + ended.text(), {}, 1.0};
+    }
+  }
+  uint64_t bytes = 0;
+  if (spec.bytes > 0) {
+    const uint64_t before = space_.usage().mapped;
+    const Status released = space_.release(spec.base);
+    if (!released.ok()) return answer(released);
+    bytes = before - space_.usage().mapped;
+  }
+  const std::lock_guard lock(mutex_);
+  models_.erase(version_id);
   return bytes;
 }
 
-std::optional<ModelSpec> Models::find(const std::string& version_id) const {
+std::optional<MappedModel> Models::find(const std::string& version_id) const {
   const std::lock_guard lock(mutex_);
   const auto found = models_.find(version_id);
-  return found == models_.end() ? std::nullopt : std::optional(found->second.spec);
+  return found == models_.end() ? std::nullopt : std::optional(found->second.mapped);
+}
+
+SwapInfo Models::swap(const std::string& version_id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = models_.find(version_id);
+  if (found == models_.end()) return {};
+  const Model& model = found->second;
+  if (!model.swap) return {model.mapped.spec.bytes, ""};
+  return {model.swap->copied_bytes(), model.mapped.residency->failure().text()};
 }
 
 MemoryInfo Models::memory() const {
-  const device::Usage usage = device_->usage();
-  return {usage.capacity, usage.mapped, usage.free};
+  const device::Usage usage = space_.usage();
+  return {usage.capacity, usage.mapped, usage.free, group_bytes_};
 }
 
 }  // namespace rouse::serve

@@ -1,42 +1,77 @@
-// The models that are mapped on a device: their ranges, their physical memory, their bytes.
+// The models that are mapped on a device: their ranges, their physical memory, and the swaps that bring their bytes.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "rouse/device/device.h"
+#include "rouse/memory/space.h"
 #include "rouse/serve/backend.h"
+#include "rouse/transfer/link.h"
+#include "rouse/transfer/residency.h"
 
 namespace rouse::serve {
 
-// Thread-safe. A model's memory may be used while `find` names it and nobody unmaps it.
+struct MappedModel {
+  ModelSpec spec;
+  // What of it has arrived; null: there is nothing to wait for.
+  std::shared_ptr<transfer::Residency> residency;
+};
+
+struct ModelsOptions {
+  transfer::LinkOptions link;
+  // What is copied before anybody is told. 0: measured when the device is made, as the elbow of its throughput curve.
+  uint64_t group_bytes = 0;
+  // How long the end of a cancelled swap is waited for, and a small part that is zeroed.
+  std::chrono::milliseconds patience = std::chrono::seconds(60);
+};
+
+// Thread-safe, but for this: one thread maps and unmaps. A model's memory may be used while `find` names it, nobody
+// unmaps it, and as far as its residency says that it is there.
 class Models {
  public:
-  explicit Models(std::unique_ptr<device::Device> device) : device_(std::move(device)) {}
+  static Result<std::unique_ptr<Models>> make(std::unique_ptr<device::Device> device, const ModelsOptions& options);
+  // Swaps that are under way are cancelled.
   ~Models();
+  Models(const Models&) = delete;
+  Models& operator=(const Models&) = delete;
 
-  // All or nothing: what fails half-way is given back.
+  // Takes the range and its memory, and gives the swap to the device's link. All or nothing: what fails half-way is
+  // given back. What the swap itself fails with, those hear who wait for it.
   Answer<std::monostate> map(const ModelSpec& spec);
-  // Bytes given back; 0 where it was not mapped.
+  // Ends a model's swap, if there is one, without waiting for its end: who waits for its bytes is told.
+  void cancel(const std::string& version_id);
+  // Bytes given back; 0 where it was not mapped. When it returns, nothing is written to the range any more. MODEL_BUSY
+  // where its swap does not end in time; then it is still mapped.
   Answer<uint64_t> unmap(const std::string& version_id);
-  std::optional<ModelSpec> find(const std::string& version_id) const;
+  std::optional<MappedModel> find(const std::string& version_id) const;
+  SwapInfo swap(const std::string& version_id) const;
   MemoryInfo memory() const;
+  // Whether ranges, chunks and the device agree; see Space::check.
+  Status check() const { return space_.check(); }
 
  private:
   struct Model {
-    ModelSpec spec;
-    uint64_t range_bytes = 0;  // 0: nothing is reserved.
-    std::vector<device::ChunkId> chunks;
+    MappedModel mapped;
+    std::shared_ptr<transfer::Swap> swap;  // null: nothing was copied
   };
 
-  Status load(Model& model);
-  Status give_back(Model& model);
+  Models(std::unique_ptr<device::Device> device, const ModelsOptions& options);
+  Status reserve(const ModelSpec& spec);
+  // With the range reserved: memory under it, zeros where no image comes, and the swap.
+  Status fill(Model& model);
+  Status zero(uint64_t from, uint64_t bytes);
+  Status start(Model& model);
 
-  std::unique_ptr<device::Device> device_;
+  const ModelsOptions options_;
+  const std::unique_ptr<device::Device> device_;
+  memory::Space space_;
+  uint64_t group_bytes_ = 0;
+  std::unique_ptr<transfer::Link> link_;
   mutable std::mutex mutex_;
   std::map<std::string, Model> models_;
 };

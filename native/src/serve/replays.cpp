@@ -11,6 +11,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "arrival.h"
 #include "rouse/base/fd.h"
 #include "rouse/base/text.h"
 #include "rouse/executor/allocator.h"
@@ -112,10 +113,11 @@ RpcError refuse(const Status& status, const std::string& path) {
 
 // One version's tapes and the memory that they are replayed in, which no other version ever sees.
 struct Replays::Version {
-  Version(tape::Origin here, uint64_t scratch_bytes)
-      : heap(executor::Heap::make(scratch_bytes)), shelf(std::move(here)) {}
+  Version(tape::Origin here, std::shared_ptr<transfer::Residency> model, uint64_t scratch_bytes)
+      : heap(executor::Heap::make(scratch_bytes)), arrival(std::move(model)), shelf(std::move(here), &arrival) {}
 
   executor::Heap::Handle heap;
+  Arrival arrival;
   tape::Shelf shelf;
   std::unordered_map<std::string, Kind> kinds;
 };
@@ -146,7 +148,8 @@ std::vector<TapeInfo> Replays::info(const std::string& version_id) const {
   return infos;
 }
 
-Answer<std::vector<TapeInfo>> Replays::load(const ModelSpec& model, const std::vector<TapeFile>& files) {
+Answer<std::vector<TapeInfo>> Replays::load(const MappedModel& mapped, const std::vector<TapeFile>& files) {
+  const ModelSpec& model = mapped.spec;
   std::unique_ptr<Version>& version = versions_[model.version_id];
   if (!version) {
     tape::Origin here;
@@ -155,7 +158,7 @@ Answer<std::vector<TapeInfo>> Replays::load(const ModelSpec& model, const std::v
     here.layout = model.layout;
     here.model_base = model.base;
     here.model_bytes = model.bytes;
-    version = std::make_unique<Version>(std::move(here), place_.scratch_bytes);
+    version = std::make_unique<Version>(std::move(here), mapped.residency, place_.scratch_bytes);
   }
   const executor::UseHeap use(*version->heap);
   const tape::Player::Find weights = tape::weights_at(model.base, model.bytes);
@@ -221,7 +224,8 @@ Answer<std::string> write_outputs(const Kind& kind, const tape::Played& played) 
 
 }  // namespace
 
-Answer<Executed> Replays::execute(const std::string& version_id, const ExecuteRequest& request) {
+Answer<Executed> Replays::execute(const std::string& version_id, const ExecuteRequest& request,
+                                  transfer::Deadline deadline) {
   const RpcError none{RpcCode::kFailedPrecondition, "NO_TAPE",
                       "version " + version_id + " has no tape for these inputs"};
   Version* const version = find(version_id);
@@ -235,8 +239,12 @@ Answer<Executed> Replays::execute(const std::string& version_id, const ExecuteRe
   std::vector<c10::Storage> inputs;
   for (const size_t position : kind->second.order) inputs.push_back(copy_in(sorted[position]->data));
   const auto copied = Clock::now();
+  version->arrival.limit(deadline);
   Result<tape::Played> played = version->shelf.replay(kind->second.signature, inputs);
-  if (!played.ok()) return RpcError{RpcCode::kInternal, "REPLAY_FAILED", played.status().describe()};
+  if (!played.ok()) {
+    if (std::optional<RpcError> swap = version->arrival.error(played.status())) return *std::move(swap);
+    return RpcError{RpcCode::kInternal, "REPLAY_FAILED", played.status().describe()};
+  }
   if (played.value().outcome == tape::Outcome::kDone) {
     ++kind->second.counts->replays;
     const auto replayed = Clock::now();

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "models.h"
 #include "rouse/serve/backend.h"
 
 namespace rouse::serve {
@@ -31,12 +32,12 @@ class Replays {
   ~Replays();
 
   // Adds tapes of a mapped model, up to the first that does not hold. BAD_TAPE, TAPE_MISMATCH, TOO_MANY_TAPES.
-  Answer<std::vector<TapeInfo>> load(const ModelSpec& model, const std::vector<TapeFile>& files);
+  Answer<std::vector<TapeInfo>> load(const MappedModel& model, const std::vector<TapeFile>& files);
   // Before the model is unmapped: its tapes name its addresses.
   void drop(const std::string& version_id);
   std::vector<TapeInfo> info(const std::string& version_id) const;
-  // NO_TAPE, GUARD_MISSED; REPLAY_FAILED.
-  Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request);
+  // NO_TAPE, GUARD_MISSED; REPLAY_FAILED; STALE_LEASE, SWAP_FAILED, SWAP_TOO_SLOW where weights do not arrive.
+  Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request, transfer::Deadline deadline);
 
  private:
   struct Version;

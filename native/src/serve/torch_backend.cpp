@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "arrival.h"
 #include "models.h"
 #include "replays.h"
 #include "rouse/base/fd.h"
@@ -28,14 +29,14 @@ constexpr uint64_t kSharedBytes = 4ull << 30;
 
 constexpr const char* kTapeDevice = "cpu";
 
-tape::Origin origin_of(const std::optional<ModelSpec>& model) {
+tape::Origin origin_of(const std::optional<MappedModel>& model) {
   tape::Origin origin;
   origin.torch_version = TORCH_VERSION;
   origin.device = kTapeDevice;
   if (model) {
-    origin.layout = model->layout;
-    origin.model_base = model->base;
-    origin.model_bytes = model->bytes;
+    origin.layout = model->spec.layout;
+    origin.model_base = model->spec.base;
+    origin.model_bytes = model->spec.bytes;
   }
   return origin;
 }
@@ -59,20 +60,24 @@ Status write_file(const std::string& path, std::span<const std::byte> bytes) {
 // One session's engine. Guards of thread-local state are members: all of it lives on the session's thread.
 class TorchWork : public SessionWork {
  public:
-  TorchWork(const SessionSpec& spec, const std::optional<ModelSpec>& model)
-      : heap_(executor::Heap::make(spec.scratch_bytes)), use_(*heap_) {
+  TorchWork(const SessionSpec& spec, const std::optional<MappedModel>& model)
+      : heap_(executor::Heap::make(spec.scratch_bytes)),
+        use_(*heap_),
+        arrival_(model ? model->residency : nullptr) {
     if (spec.record) {
       tape::RecorderOptions recording;
       recording.origin = origin_of(model);
+      recording.residency = &arrival_;
       recorder_.emplace(std::move(recording));
     }
     executor::EngineOptions options;
     options.max_bytes = spec.scratch_bytes;
     options.observer = recorder_ ? &*recorder_ : nullptr;
+    options.residency = &arrival_;
     engine_.emplace(options);
     if (recorder_) recorder_->attach(*engine_);
-    // A function may change its weights in place; they are its own, and an eviction forgets it.
-    if (model && model->bytes > 0) added_ = engine_->add_range({model->base, model->bytes, true});
+    // Not writable: the version's other sessions and its tapes read the same bytes.
+    if (model && model->spec.bytes > 0) added_ = engine_->add_range({model->spec.base, model->spec.bytes, false});
   }
   const Status& status() const { return added_; }
 
@@ -108,6 +113,7 @@ class TorchWork : public SessionWork {
   const c10::InferenceMode inference_;
   const executor::Heap::Handle heap_;
   const executor::UseHeap use_;
+  Arrival arrival_;
   std::optional<tape::Recorder> recorder_;  // It outlives the engine, which shows it everything.
   std::optional<executor::Engine> engine_;
   std::optional<executor::Session> session_;
@@ -116,36 +122,39 @@ class TorchWork : public SessionWork {
 
 class TorchBackend : public Backend {
  public:
-  TorchBackend(std::string name, std::unique_ptr<device::Device> device, uint64_t scratch_bytes)
-      : name_(std::move(name)), models_(std::move(device)), replays_({TORCH_VERSION, kTapeDevice, scratch_bytes}) {}
+  TorchBackend(std::string name, std::unique_ptr<Models> models, uint64_t scratch_bytes)
+      : name_(std::move(name)), models_(std::move(models)), replays_({TORCH_VERSION, kTapeDevice, scratch_bytes}) {}
 
   std::string device() const override { return name_; }
   std::string torch_version() const override { return TORCH_VERSION; }
-  MemoryInfo memory() const override { return models_.memory(); }
+  MemoryInfo memory() const override { return models_->memory(); }
 
   Result<std::unique_ptr<SessionWork>> open_session(const SessionSpec& spec) override {
-    auto work = std::make_unique<TorchWork>(spec, models_.find(spec.version_id));
+    auto work = std::make_unique<TorchWork>(spec, models_->find(spec.version_id));
     if (!work->status().ok()) return work->status();
     return std::unique_ptr<SessionWork>(std::move(work));
   }
-  Answer<std::monostate> map_model(const ModelSpec& spec) override { return models_.map(spec); }
+  Answer<std::monostate> map_model(const ModelSpec& spec) override { return models_->map(spec); }
   Answer<uint64_t> unmap_model(const std::string& version_id) override {
     replays_.drop(version_id);
-    return models_.unmap(version_id);
+    return models_->unmap(version_id);
   }
   Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id, const std::vector<TapeFile>& files) override {
-    const std::optional<ModelSpec> model = models_.find(version_id);
+    const std::optional<MappedModel> model = models_->find(version_id);
     if (!model) return RpcError{RpcCode::kNotFound, "MODEL_NOT_MAPPED", "version " + version_id + " is not mapped"};
     return replays_.load(*model, files);
   }
   std::vector<TapeInfo> tapes(const std::string& version_id) const override { return replays_.info(version_id); }
-  Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request, const LinkCall&) override {
-    return replays_.execute(version_id, request);
+  SwapInfo swap(const std::string& version_id) const override { return models_->swap(version_id); }
+  void cancel_swap(const std::string& version_id) override { models_->cancel(version_id); }
+  Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request,
+                           const LinkCall& call) override {
+    return replays_.execute(version_id, request, call.deadline());
   }
 
  private:
   const std::string name_;
-  Models models_;
+  const std::unique_ptr<Models> models_;
   Replays replays_;
 };
 
@@ -158,8 +167,13 @@ Result<std::unique_ptr<Backend>> make_torch_backend(const Config& config) {
   if (!device.ok()) return device.status();
   ROUSE_RETURN_IF_ERROR(executor::install_allocator(kSharedBytes));
   at::set_num_threads(static_cast<int>(config.threads));
+  ModelsOptions swaps;
+  swaps.group_bytes = config.group_kib << 10;
+  swaps.link.bytes_per_second = config.link_mib_s << 20;
+  Result<std::unique_ptr<Models>> models = Models::make(std::move(device).value(), swaps);
+  if (!models.ok()) return models.status();
   return std::unique_ptr<Backend>(
-      std::make_unique<TorchBackend>(config.device, std::move(device).value(), config.scratch_mib << 20));
+      std::make_unique<TorchBackend>(config.device, std::move(models).value(), config.scratch_mib << 20));
 }
 
 }  // namespace rouse::serve

@@ -53,6 +53,8 @@ class Checker {
       if (place.kind == Class::kWeight &&
           (place.value > tape_.origin.model_bytes || place.bytes > tape_.origin.model_bytes - place.value))
         return Status(Code::kInvalid, name + "lies outside of the model");
+      if (place.kind == Class::kWeight && place.written)
+        return Status(Code::kInvalid, name + "is a weight that the tape would change");
       if (place.kind == Class::kInput && place.value >= tape_.inputs)
         return Status(Code::kInvalid, name + "is an input that there is not");
       if (place.kind == Class::kConstant &&

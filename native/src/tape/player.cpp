@@ -11,6 +11,7 @@
 #include <string>
 
 #include "rouse/executor/allocator.h"
+#include "rouse/executor/arrival.h"
 #include "rouse/executor/lifetime_log.h"
 #include "rouse/wire/words.h"
 
@@ -140,8 +141,7 @@ Status Player::prepare_call(const Instruction& instruction, Step& step) {
       step.remakes.emplace_back(k, place);
     else if (!storages_[place])
       step.binds.emplace_back(k, place);
-    if (what.kind == Class::kWeight)
-      step.reads.emplace_back(tape_.origin.model_base + what.value, slot.spec.required_bytes);
+    if (what.kind == Class::kWeight) step.reads.emplace_back(k, tape_.origin.model_base + what.value);
   }
   for (std::uint32_t k = 0; k < instruction.results; ++k)
     step.makes.push_back(tape_.operands[instruction.first + instruction.slots + k]);
@@ -149,8 +149,23 @@ Status Player::prepare_call(const Instruction& instruction, Step& step) {
 }
 
 Status Player::call(Step& step, const Surroundings& with) {
-  if (with.residency != nullptr)
-    for (const auto& [address, bytes] : step.reads) ROUSE_RETURN_IF_ERROR(with.residency->wait_ready(address, bytes));
+  const Status called = bound_call(step, with);
+  returned_.clear();
+  if (!called.ok() || !step.operation->has_values()) stack_.clear();
+  // The tensors stay; what they showed has to go, or memory would live until the next replay.
+  for (const auto& [slot, place] : step.binds) step.tensors[slot].unsafeGetTensorImpl()->set_storage_keep_dtype(empty_);
+  for (const auto& [slot, place] : step.remakes) step.tensors[slot] = at::Tensor();
+  return called;
+}
+
+Status Player::wait_for_place(std::uint32_t place, std::uint64_t offset, std::uint64_t bytes,
+                              const Surroundings& with) const {
+  const Place& what = tape_.places[place];
+  if (what.kind != Class::kWeight || with.residency == nullptr) return {};
+  return with.residency->wait_ready(tape_.origin.model_base + what.value + offset, bytes);
+}
+
+Status Player::bound_call(Step& step, const Surroundings& with) {
   const executor::Operation& operation = *step.operation;
   for (const auto& [slot, place] : step.binds) {
     const c10::Storage& storage = storages_[place];
@@ -164,6 +179,10 @@ Status Player::call(Step& step, const Surroundings& with) {
       return Status(Code::kInvalid, "a tape's " + operation.name() + " reaches past the end of its argument");
     step.tensors[slot] = executor::make_tensor(storages_[place], spec);
   }
+  if (with.residency != nullptr && !step.reads.empty() && !with.residency->all_ready()) {
+    for (const auto& [slot, address] : step.reads)
+      ROUSE_RETURN_IF_ERROR(executor::wait_for_slot(*with.residency, operation, slot, address, step.tensors));
+  }
   operation.push(step.tensors, with.generators, stack_);
   ROUSE_RETURN_IF_ERROR(operation.run(stack_, with.generators));
   executor::Operation::flatten(stack_, returned_);
@@ -174,11 +193,6 @@ Status Player::call(Step& step, const Surroundings& with) {
     for (std::size_t i = 0; i < results.size(); ++i)
       if (results[i].origin == executor::Origin::kNew) storages_[step.makes[next++]] = returned_[i].storage();
   }
-  returned_.clear();
-  if (!operation.has_values()) stack_.clear();
-  // The tensors stay; what they showed has to go, or memory would live until the next replay.
-  for (const auto& [slot, place] : step.binds) step.tensors[slot].unsafeGetTensorImpl()->set_storage_keep_dtype(empty_);
-  for (const auto& [slot, place] : step.remakes) step.tensors[slot] = at::Tensor();
   return {};
 }
 
@@ -204,6 +218,7 @@ Status Player::step(Step& step, const Surroundings& with, bool& missed) {
       if (storage.nbytes() < step.offset || storage.nbytes() - step.offset < blob.size())
         return Status(Code::kInvalid, "a tape writes or reads past the end of a storage");
       if (blob.empty()) return {};
+      ROUSE_RETURN_IF_ERROR(wait_for_place(step.place, step.offset, blob.size(), with));
       if (step.op == Op::kGuard)
         missed =
             std::memcmp(static_cast<const std::byte*>(storage.data()) + step.offset, blob.data(), blob.size()) != 0;
@@ -240,7 +255,10 @@ Result<Replayed> Player::walk(std::span<const c10::Storage> inputs, const Surrou
     }
     for (const auto place : steps_[i].ends) storages_[place] = c10::Storage();
   }
-  for (const Output& output : tape_.outputs) replayed.outputs.push_back(storages_[output.place]);
+  for (const Output& output : tape_.outputs) {
+    ROUSE_RETURN_IF_ERROR(wait_for_place(output.place, 0, tape_.places[output.place].bytes, with));
+    replayed.outputs.push_back(storages_[output.place]);
+  }
   return replayed;
 }
 

@@ -53,6 +53,7 @@ std::uint32_t Recording::make(std::uint64_t name) {
 }
 
 void Recording::change(std::uint32_t place) {
+  if (tape_.places[place].kind == Class::kWeight) return refuse("it changes a weight of the model");
   tape_.places[place].written = true;
   if (tape_.places[place].kind != Class::kScratch) changed_ = true;
 }

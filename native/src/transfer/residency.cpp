@@ -177,6 +177,12 @@ void Residency::fail(Status why) {
   wake();
 }
 
+Status Residency::failure() const {
+  if (phase_.load(std::memory_order_acquire) != Phase::kFailed) return {};
+  std::lock_guard guard(lock_);
+  return failure_;
+}
+
 void Residency::wake() {
   epoch_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(epoch_);

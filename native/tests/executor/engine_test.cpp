@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace rouse::executor {
@@ -28,6 +29,25 @@ class Answers final : public Responder {
   wire::Error error{};
   std::string text;
   std::vector<std::byte> data;
+};
+
+// Weights that have arrived, or not.
+class Arriving final : public Residency {
+ public:
+  bool all_ready() const override { return all; }
+  Status wait_ready(std::uint64_t address, std::uint64_t bytes) override {
+    waits.emplace_back(address, bytes);
+    return answer;
+  }
+  Status wait_rows(std::uint64_t table, std::uint64_t row_bytes, std::span<const std::int64_t> numbers) override {
+    waits.emplace_back(table, row_bytes);
+    rows.assign(numbers.begin(), numbers.end());
+    return answer;
+  }
+  bool all = true;
+  Status answer;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> waits;
+  std::vector<std::int64_t> rows;
 };
 
 class EngineTest : public ::testing::Test {
@@ -67,8 +87,34 @@ class EngineTest : public ::testing::Test {
   Status sync() { return send(Kind::kSync, wire::Sync{{}, 5}); }
 
   const c10::InferenceMode inference;
-  Engine engine{EngineOptions{.max_bytes = 1 << 20}};
+  Arriving arriving;
+  Engine engine{EngineOptions{.max_bytes = 1 << 20, .residency = &arriving}};
   Answers answers;
+};
+
+// A model's range inside this test's own memory.
+class WeightsTest : public EngineTest {
+ protected:
+  void SetUp() override {
+    if (base < wire::kModelBase) GTEST_SKIP() << "this process's memory lies below the base of models";
+    for (float& weight : weights) weight = -1;
+    ASSERT_TRUE(engine.add_range({base, sizeof(weights), false}).ok());
+    ASSERT_TRUE(create(base, sizeof(weights)).ok());
+  }
+  bool unchanged() const {
+    return std::all_of(std::begin(weights), std::end(weights), [](float weight) { return weight == -1; });
+  }
+  void expect_refused(const char* operation) {
+    EXPECT_EQ(answers.kind(), Kind::kError);
+    EXPECT_EQ(answers.error.code, static_cast<std::uint32_t>(Code::kRefused));
+    EXPECT_NE(answers.text.find(operation), std::string::npos) << answers.text;
+    EXPECT_TRUE(unchanged());
+    ASSERT_TRUE(sync().ok());
+    EXPECT_EQ(answers.kind(), Kind::kDone) << "the session goes on";
+  }
+
+  alignas(64) static inline float weights[8];
+  const std::uint64_t base = reinterpret_cast<std::uint64_t>(weights);
 };
 
 TEST_F(EngineTest, RunsWhatItWasTaught) {
@@ -122,16 +168,117 @@ TEST_F(EngineTest, KeepsToItsLimit) {
   EXPECT_EQ(engine.bytes(), 1u << 19);
 }
 
-TEST_F(EngineTest, ARangeIsBoundInsideItOnly) {
-  alignas(64) static float weights[4];
-  const auto base = reinterpret_cast<std::uint64_t>(weights);
-  if (base < wire::kModelBase) GTEST_SKIP() << "this process's memory lies below the base of models";
-  ASSERT_TRUE(engine.add_range({base, sizeof(weights), false}).ok());
-  ASSERT_TRUE(create(base, 16).ok());
-  EXPECT_EQ(create(base + 8, 16).code(), Code::kInvalid);
-  ASSERT_TRUE(add(0, 4).ok());
-  EXPECT_EQ(call(0, base).code(), Code::kRefused);  // relu_ writes
+TEST_F(WeightsTest, ARangeIsBoundInsideItOnly) {
+  EXPECT_EQ(create(base + 8, sizeof(weights)).code(), Code::kInvalid);
   EXPECT_FALSE(engine.add_range({base + 8, 64, true}).ok());
+}
+
+TEST_F(WeightsTest, AnOperatorThatChangesAWeightIsAnErrorOfTheCall) {
+  ASSERT_TRUE(add(0, 4).ok());
+  ASSERT_TRUE(call(0, base).ok());  // relu_
+  expect_refused("aten::relu_");
+}
+
+TEST_F(WeightsTest, AWriteToAWeightIsAnErrorOfTheNextSynchronisation) {
+  wire::Writer body;
+  body.word(0);
+  ASSERT_TRUE(send(Kind::kWrite, wire::Span{{}, base, 0, 8}, body).ok());
+  ASSERT_TRUE(sync().ok());
+  expect_refused("aten::copy_");
+}
+
+TEST_F(WeightsTest, StatisticsOfBatchNormalisationAreChangedWhileTrainingOnly) {
+  const auto tensor = [](wire::Writer& items, std::initializer_list<std::int64_t> sizes) {
+    items.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Float), 0,
+               static_cast<std::uint8_t>(sizes.size()));
+    items.word(0);
+    for (const auto size : sizes) items.word(static_cast<std::uint64_t>(size));
+    for (std::size_t i = 1; i <= sizes.size(); ++i) items.word(i == sizes.size() ? 1 : 4);
+  };
+  ASSERT_TRUE(create(1, 32).ok());
+  for (const bool training : {true, false}) {
+    wire::Writer arguments, body, names;
+    tensor(arguments, {2, 4});
+    arguments.item(Tag::kNone);
+    arguments.item(Tag::kNone);
+    tensor(arguments, {4});
+    tensor(arguments, {4});
+    arguments.item(Tag::kBool, training ? 1 : 0);
+    for (const double number : {0.1, 1e-5}) {
+      arguments.item(Tag::kDouble);
+      arguments.real(number);
+    }
+    body.text("aten::native_batch_norm");
+    body.bytes(arguments.as_bytes());
+    wire::Template head{};
+    head.name_bytes = 23;
+    head.argument_bytes = static_cast<std::uint32_t>(arguments.size_bytes());
+    ASSERT_TRUE(send(Kind::kTemplate, head, body).ok());
+    for (const std::uint64_t name : {std::uint64_t{1}, base, base, std::uint64_t{100}}) names.word(name);
+    ASSERT_TRUE(send(Kind::kCall, wire::Call{{}, 0, 3, 1}, names, wire::kCallLearn).ok());
+    if (training) {
+      expect_refused("aten::native_batch_norm");
+    } else {
+      EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+    }
+  }
+}
+
+TEST_F(WeightsTest, WeightsAreWaitedForUntilAllAreThere) {
+  ASSERT_TRUE(add(0, 4, "aten::relu").ok());
+  arriving.all = false;
+  ASSERT_TRUE(call(0, base).ok());
+  EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+  ASSERT_EQ(arriving.waits.size(), 1u);
+  EXPECT_EQ(arriving.waits[0], std::make_pair(base, std::uint64_t{16})) << "what it reads, and no more";
+  arriving.answer = Status(Code::kCancelled, "the swap was cancelled");
+  ASSERT_TRUE(call(0, base).ok());
+  EXPECT_EQ(answers.error.code, static_cast<std::uint32_t>(Code::kCancelled));
+  EXPECT_NE(answers.text.find("aten::relu"), std::string::npos) << answers.text;
+  ASSERT_TRUE(send(Kind::kRead, wire::Span{{}, base, 4, 8}).ok());
+  EXPECT_EQ(answers.kind(), Kind::kError);
+  EXPECT_EQ(arriving.waits.back(), std::make_pair(base + 4, std::uint64_t{8}));
+  arriving.all = true;
+  arriving.waits.clear();
+  ASSERT_TRUE(call(0, base).ok());
+  EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+  EXPECT_TRUE(arriving.waits.empty());
+}
+
+TEST_F(WeightsTest, AnEmbeddingWaitsForItsRows) {
+  wire::Writer arguments, body, names, numbers;
+  arguments.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Float), 0, 2);
+  for (const std::uint64_t word : {0, 4, 2, 2, 1}) arguments.word(word);
+  arguments.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Long), 0, 1);
+  for (const std::uint64_t word : {0, 3, 1}) arguments.word(word);
+  arguments.item(Tag::kInt);
+  arguments.word(~std::uint64_t{0});
+  arguments.item(Tag::kBool, 0);
+  arguments.item(Tag::kBool, 0);
+  body.text("aten::embedding");
+  body.bytes(arguments.as_bytes());
+  wire::Template head{};
+  head.name_bytes = 15;
+  head.argument_bytes = static_cast<std::uint32_t>(arguments.size_bytes());
+  ASSERT_TRUE(send(Kind::kTemplate, head, body).ok());
+  ASSERT_TRUE(create(1, 24).ok());
+  const auto look_up = [&](std::initializer_list<std::uint64_t> rows) {
+    wire::Writer data, call;
+    for (const auto row : rows) data.word(row);
+    EXPECT_TRUE(send(Kind::kWrite, wire::Span{{}, 1, 0, 24}, data).ok());
+    for (const std::uint64_t name : {base, std::uint64_t{1}, std::uint64_t{100}}) call.word(name);
+    EXPECT_TRUE(send(Kind::kCall, wire::Call{{}, 0, 2, 1}, call, wire::kCallLearn).ok());
+  };
+  arriving.all = false;
+  look_up({3, 1, 3});
+  EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+  EXPECT_EQ(arriving.rows, (std::vector<std::int64_t>{1, 3}));
+  EXPECT_EQ(arriving.waits.back(), std::make_pair(base, std::uint64_t{8}));
+  // A row that there is not is the operator's own error, whatever was waited for.
+  look_up({3, 4, 0});
+  EXPECT_EQ(answers.kind(), Kind::kError);
+  EXPECT_NE(answers.text.find("IndexError"), std::string::npos) << answers.text;
+  EXPECT_EQ(arriving.waits.back(), std::make_pair(base, std::uint64_t{32}));
 }
 
 }  // namespace

@@ -100,6 +100,12 @@ class EchoBackend : public Backend {
     const auto found = models_.find(version_id);
     return found == models_.end() ? std::vector<TapeInfo>() : found->second.tapes;
   }
+  SwapInfo swap(const std::string& version_id) const override {
+    const std::lock_guard lock(mutex_);
+    const auto found = models_.find(version_id);
+    return found == models_.end() ? SwapInfo{} : SwapInfo{found->second.bytes, ""};
+  }
+  void cancel_swap(const std::string&) override {}
   Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request,
                            const LinkCall& call) override {
     {

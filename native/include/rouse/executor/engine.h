@@ -34,11 +34,15 @@ struct Range {
   bool writable = false;
 };
 
-// Memory that is still on its way in: called before an operator uses `bytes` at `address`.
+// Memory that may still be on its way in: asked before an operator reads it.
 class Residency {
  public:
   virtual ~Residency() = default;
+  // Nothing has to be waited for any more.
+  virtual bool all_ready() const = 0;
   virtual Status wait_ready(std::uint64_t address, std::uint64_t bytes) = 0;
+  // Rows of a table that starts at `table`; each number lies inside it.
+  virtual Status wait_rows(std::uint64_t table, std::uint64_t row_bytes, std::span<const std::int64_t> rows) = 0;
 };
 
 class Engine;

@@ -58,6 +58,12 @@ struct Slot {
   bool written = false;
 };
 
+// An operator that reads a table by rows: which of its slots is the table, and which names the rows.
+struct Gather {
+  std::uint32_t table = 0;
+  std::uint32_t rows = 0;
+};
+
 // A tensor over `storage` that looks as `spec` says. The storage must have spec.required_bytes.
 at::Tensor make_tensor(const c10::Storage& storage, const TensorSpec& spec);
 
@@ -77,6 +83,8 @@ class Operation {
   const std::optional<std::vector<ResultSpec>>& results() const { return results_; }
   std::uint32_t new_storages() const { return new_storages_; }
   bool draws_random() const { return draws_random_; }
+  // Where it reads just some rows of a tensor.
+  const std::optional<Gather>& gather() const { return gather_; }
   // It returns something that is not a tensor.
   bool has_values() const { return has_values_; }
   // Its results' shapes depend on data (at::Tag::dynamic_output_shape and the like).
@@ -123,6 +131,7 @@ class Operation {
   // Arguments that are generators, and which of the session's.
   std::vector<std::pair<std::uint16_t, std::uint32_t>> generators_;
   bool has_values_ = false;
+  std::optional<Gather> gather_;
 };
 
 }  // namespace rouse::executor

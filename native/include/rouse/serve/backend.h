@@ -85,6 +85,13 @@ struct MemoryInfo {
   uint64_t capacity_bytes = 0;
   uint64_t mapped_bytes = 0;
   uint64_t free_bytes = 0;
+  uint64_t group_bytes = 0;  // What a swap copies before anybody is told.
+};
+
+// How far a model's swap has come.
+struct SwapInfo {
+  uint64_t resident_bytes = 0;
+  std::string failure;  // Why no more will come; empty: more comes, or all is there.
 };
 
 // What went right, or the error that the caller gets.
@@ -112,12 +119,18 @@ class Backend {
   // Called on the thread that will handle its messages.
   virtual Result<std::unique_ptr<SessionWork>> open_session(const SessionSpec& spec) = 0;
 
-  // These may block. `map_model` is called beside whatever computes; the others in a turn on the device.
+  // These may block. `map_model` is called beside whatever computes, and returns before all of the model is there; the
+  // others are called in a turn on the device.
   virtual Answer<std::monostate> map_model(const ModelSpec& spec) = 0;
   virtual Answer<uint64_t> unmap_model(const std::string& version_id) = 0;
   virtual Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id,
                                                    const std::vector<TapeFile>& files) = 0;
   virtual std::vector<TapeInfo> tapes(const std::string& version_id) const = 0;
+
+  // These are for any thread and do not block.
+  virtual SwapInfo swap(const std::string& version_id) const = 0;
+  // Its swap ends, and who waits for its bytes is told: before `unmap_model`, which needs their turn.
+  virtual void cancel_swap(const std::string& version_id) = 0;
 
   // Replays a version's tape for these inputs. `call` ended: nobody waits any more.
   virtual Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request,

@@ -28,6 +28,10 @@ struct Config {
   uint64_t drain_s = 10;
   // How long a turn on the device lasts where others wait.
   uint64_t quantum_us = 2000;
+  // What a swap copies before who waits is told; 0: measured at start.
+  uint64_t group_kib = 0;
+  // Of the link into the device, for topologies that stand for other machines; 0: as fast as it goes.
+  uint64_t link_mib_s = 0;
   // Process that it ends with; where it is gone at the start already, the executor does not start.
   uint64_t parent = 0;
   // Whether the process gives up what it does not need (seccomp).

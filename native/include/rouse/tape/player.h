@@ -70,7 +70,7 @@ class Player {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> binds;  // slot, place: those whose storage changes
     // The same, of tensors that the operator changes: made anew, as it may have resized the one before.
     std::vector<std::pair<std::uint32_t, std::uint32_t>> remakes;
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> reads;  // address, bytes: of weights
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> reads;  // slot, address: of weights
     std::vector<std::uint32_t> makes, ends;                      // places
     std::uint32_t place = 0, number = 0;
     std::uint64_t offset = 0, count = 0;
@@ -81,6 +81,9 @@ class Player {
   Status prepare_call(const Instruction& instruction, Step& step);
   Status step(Step& step, const Surroundings& with, bool& missed);
   Status call(Step& step, const Surroundings& with);
+  Status bound_call(Step& step, const Surroundings& with);
+  // Waits for a part of a place that is a weight.
+  Status wait_for_place(std::uint32_t place, std::uint64_t offset, std::uint64_t bytes, const Surroundings& with) const;
   Result<Replayed> walk(std::span<const c10::Storage> inputs, const Surroundings& with);
   void learn_plan(std::vector<Lifetime> lifetimes);
   void forget();

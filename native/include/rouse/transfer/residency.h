@@ -59,6 +59,8 @@ class Residency {
   // Whether the bytes are there, without waiting or demanding. False for what is outside the range.
   bool is_ready(uint64_t address, uint64_t bytes) const;
   bool all_ready() const { return phase_.load(std::memory_order_acquire) == Phase::kReady; }
+  // Why nothing more will come; ok while more does, or all is there.
+  Status failure() const;
 
   // For the copier: the blocks that lie wholly in [offset, offset + bytes) are there; a range's last block may be
   // short.
