@@ -156,8 +156,11 @@ class Carriers:
         self._tasks, self._clock = tasks, clock
         queues.asks_with(self.ask)
 
-    def ask(self, queue: VersionQueue, head: Ticket) -> asyncio.Task[None]:
-        """Asks for a device, in the trace of the request that is next."""
+    def ask(self, queue: VersionQueue, head: Ticket) -> asyncio.Task[None] | None:
+        """Asks for a device, in the trace of the request that is next; None where one is there, and given to it."""
+        if queue.settings.max_rows == 1 and (lease := self._devices.take(queue.version_id, queue.latest)) is not None:
+            self._grant(queue, lease)
+            return None
         return self._tasks.create_task(self._carry(queue, head), context=head.context.copy())
 
     async def asked_by(self, ticket: Ticket) -> Grant:
@@ -196,6 +199,14 @@ class Carriers:
         queue.statistics.executed(rows, Compute(executed.input_ms, executed.device_ms, executed.output_ms))
         seconds = (executed.input_ms + executed.device_ms + executed.output_ms) / 1000
         self._queues.executed(queue, requests, rows, seconds)
+
+    def _grant(self, queue: VersionQueue, lease: Lease) -> None:
+        """A lease for a request that is executed alone."""
+        members, _ = self._queues.granted(queue, None, lease.until)
+        if members:
+            members[0].turn.set_result(Grant(lease))
+        else:
+            self.give_back(Use(lease))
 
     def give_back(self, use: Use) -> None:
         """The lease goes back, in the background."""

@@ -89,20 +89,17 @@ class Leases:
         weight: int = 1,
     ) -> Lease:
         """As Devices.acquire; a lease that was taken over had nothing swapped in for it."""
+        now = self._clock.monotonic()
+        if not instance_id and (rested := self.take(version_id, now + timeout_s)) is not None:
+            return rested
         line = self._lines.get(version_id)
         if line is None:
             line = self._lines[version_id] = _Line(version_id)
         self._make_way(line, picky=bool(instance_id))
         if instance_id or not self._reuse_s:
             return await self._own(line, request_id, timeout_s, hold_s, instance_id, tenant, weight)
-        now = self._clock.monotonic()
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(request_id, tenant, weight, now + timeout_s, now + hold_s, granted)
-        while line.resting:
-            lease = line.resting.pop()
-            if self._may_go_on(line, lease) and waiter.deadline <= lease.until:
-                return lease
-            self._return(lease)
         line.waiting[waiter] = None
         line.peak = max(line.peak, len(line.waiting))
         self._waiting += 1
@@ -121,6 +118,19 @@ class Leases:
             if not taken and not future.cancelled() and future.done() and future.exception() is None:
                 self._pass_on(line, future.result())
             self._tidy_later(line)
+
+    def take(self, version_id: str, deadline: float) -> Lease | None:
+        """A lease of the version that rests and outlasts the deadline (monotonic seconds); None where there is none."""
+        line = self._lines.get(version_id)
+        if line is None or not line.resting:
+            return None
+        self._make_way(line, picky=False)
+        while line.resting:
+            lease = line.resting.pop()
+            if self._may_go_on(line, lease) and deadline <= lease.until:
+                return lease
+            self._return(lease)
+        return None
 
     def release(self, lease: Lease, device_ms: float, *, abandoned: bool, again: bool) -> None:
         """As Devices.release.

@@ -61,15 +61,16 @@ class Queues:
         # What tenants have had of the node's devices, in seconds.
         self._tags = Tags()
         self._standings = Standings(settings.objective)
-        self._ask: Callable[[VersionQueue, Ticket], Ask] | None = None
+        self._ask: Callable[[VersionQueue, Ticket], Ask | None] | None = None
 
     @property
     def asking(self) -> int:
         """Calls for a device that are under way."""
         return self._asking
 
-    def asks_with(self, ask: Callable[[VersionQueue, Ticket], Ask]) -> None:
-        """Sets what asks for a device: it returns at once, and calls `granted` or `no_device` later."""
+    def asks_with(self, ask: Callable[[VersionQueue, Ticket], Ask | None]) -> None:
+        """Sets what asks for a device: it returns at once, and calls `granted` or `no_device` later. Where a device is
+        there already it calls `granted` first, and returns None."""
         self._ask = ask
 
     def enter(self, request: node.InferRequest, inputs: Buffer, deadline: float, instance_id: str = "") -> Ticket:
@@ -95,10 +96,11 @@ class Queues:
             self._join(ticket)
         return ticket
 
-    def granted(self, queue: VersionQueue, ask: Ask, until: float) -> tuple[list[Ticket], str]:
+    def granted(self, queue: VersionQueue, ask: Ask | None, until: float) -> tuple[list[Ticket], str]:
         """A device is there, until the given time: the requests that are executed on it now, and why these. Where
         nobody needs it any more there are none, and it is to be given back."""
-        self._end_ask(queue, ask)
+        if ask is not None:
+            self._end_ask(queue, ask)
         members, reason = self._candidates(queue, until), "executed one by one"
         if queue.settings.max_rows > 1:
             snapshot = batching.Snapshot([ticket.waiting for ticket in members], granted=True)
@@ -367,9 +369,11 @@ class Queues:
             if decision.action is Action.WAIT:
                 return
             queue = self._ready[decision.version_id]
-            queue.asks[self._ask(queue, heads[decision.version_id])] = None
-            self._asking += 1
-            self._note_room(queue)
+            ask = self._ask(queue, heads[decision.version_id])
+            if ask is not None:
+                queue.asks[ask] = None
+                self._asking += 1
+                self._note_room(queue)
 
     def _head(self, version_id: str, ticket: Ticket) -> Head:
         return Head(
