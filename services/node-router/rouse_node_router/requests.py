@@ -118,15 +118,13 @@ class Requests:
             raise sequences.lost(request)
         ticket = self._queues.enter(request, inputs, deadline, sequence.instance_id if sequence is not None else "")
         served = Served()
-        error: BaseException | None = None
-        done: Done | None = None
         try:
             done = await self._serve(ticket, served, send, sequence)
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
+            self._end(ticket, served, None, error, self._clock.monotonic())
             raise
-        finally:
-            self._end(ticket, served, done, error)
+        # The caller has its answer before the books are closed.
+        asyncio.get_running_loop().call_soon(self._end, ticket, served, done, None, self._clock.monotonic())
         return None if request.decoupled else self._answer(ticket, served, done.executed)
 
     async def _serve(self, ticket: Ticket, served: Served, send: Send, sequence: sequences.Sequence | None) -> Done:
@@ -243,11 +241,14 @@ class Requests:
         self._carriers.count(ticket.queue, 1, ticket.rows, whole)
         return Done(whole, use.device_ms)
 
-    def _end(self, ticket: Ticket, served: Served, done: Done | None, error: BaseException | None) -> None:
+    def _end(
+        self, ticket: Ticket, served: Served, done: Done | None, error: BaseException | None, ended: float
+    ) -> None:
+        """The request has left, at monotonic second `ended`."""
         request, outcome = ticket.request, self._outcome(ticket, error)
         self._queues.charge(ticket, served.charged_ms / 1000)
         self._queues.leave(ticket, outcome)
-        total_ms = (self._clock.monotonic() - ticket.arrived) * 1000
+        total_ms = (ended - ticket.arrived) * 1000
         statistics = ticket.queue.statistics
         if done is not None:
             self._windows.count_completion(request.function, served.charged_ms)
