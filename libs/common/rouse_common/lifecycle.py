@@ -81,7 +81,6 @@ def _run(service: str, app: App) -> int:
 
         async def ready(address: str) -> None:
             # What was imported stays: a full collection that looks at it all stops a service for a tenth of a second.
-            gc.collect()
             gc.freeze()
             LOG.info("%s serves on %s", service, address)
             print(f"ready {address}", flush=True)
