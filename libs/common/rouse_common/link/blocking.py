@@ -192,6 +192,9 @@ class BlockingLinkServer:
             if not isinstance(error, EOFError | ConnectionError):
                 LOG.warning("link closed error=%s", error)
             self._drop(peer)
+        except Exception as error:  # the thread must go on: it is the only one
+            LOG.error("link closed, unexpectedly", exc_info=error)
+            self._drop(peer)
 
     def _serve(self, peer: _Peer, frame: Frame) -> None:
         name, timeout_s, traceparent = read_call_head(frame.head)
