@@ -16,6 +16,7 @@ import torch
 
 import rouse_native
 from rouse_common.link import Links
+from rouse_contracts.functions import Execution, FunctionSpec
 from rouse_contracts.repository import WeightTensor
 from rouse_native.executor import ExecutorProcess, ExecutorSettings
 from rouse_runtime.context import bind
@@ -34,6 +35,7 @@ LAYOUT = [
     WeightTensor(name="bias", file="w", dtype="F32", shape=[SIZE], image_offset_bytes=1024, size_bytes=64),
 ]
 IMAGE_BYTES = 1088
+SPEC = FunctionSpec(name="f", execution=Execution.EXECUTION_ROUSE)
 
 
 @dataclass
@@ -45,6 +47,10 @@ class Function:
     casts: bool = False
     takes_request: bool = False
     mixes: bool = True
+    takes_tensors: bool = False
+
+    def kept(self) -> Mapping[str, Any]:
+        return {}
 
     def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Any:
         return self.call(inputs)
@@ -169,7 +175,7 @@ async def test_code_for_one_device_runs_unchanged(name: str, host: Host, executo
     want = called(Function(code, [layer]), x=X)
     cells = [cell.cell_contents for cell in code.__closure__ or ()]
     modules = [cell for cell in cells if isinstance(cell, torch.nn.Module)]
-    function = Redirected(Function(code, modules), host.weights, LAYOUT, native_device())
+    function = Redirected(Function(code, modules), host.weights, LAYOUT, native_device(), SPEC)
     host.weights.detach()  # whoever touches the host's weights now ends the process
     await executor.attach(function)
     for _ in range(3):
@@ -186,7 +192,7 @@ async def test_weights_are_named_by_address_and_come_back_after_a_session(host: 
     layer = host.linear()
     tied = torch.nn.Linear(SIZE, SIZE, bias=False, device="meta")
     tied.weight = layer.weight
-    function = Redirected(Function(lambda inputs: {}, [layer, tied]), host.weights, LAYOUT, native_device())
+    function = Redirected(Function(lambda inputs: {}, [layer, tied]), host.weights, LAYOUT, native_device(), SPEC)
     on_host = layer.weight
     for _ in range(2):
         await executor.attach(function)
@@ -208,7 +214,7 @@ async def test_a_generator_s_responses_come_to_the_host(host: Host, executor: Ex
             yield {"y": y}
 
     want = [item["y"].numpy() for item in stream({"x": X.copy()})]
-    function = Redirected(Function(stream, [layer]), host.weights, LAYOUT, native_device())
+    function = Redirected(Function(stream, [layer]), host.weights, LAYOUT, native_device(), SPEC)
     await executor.attach(function)
     responses: Any = function.predict({"x": X.copy()}, Request("r", None, 60.0))
     found = [item["y"] for item in responses]
@@ -226,7 +232,7 @@ async def test_an_error_names_the_operator_and_the_next_request_is_served(host: 
         return {"y": y.reshape(7, 5) if inputs["x"][0, 0] < 0 else y}
 
     want = called(Function(code, [layer]), x=X)["y"]
-    function = Redirected(Function(code, [layer]), host.weights, LAYOUT, native_device())
+    function = Redirected(Function(code, [layer]), host.weights, LAYOUT, native_device(), SPEC)
     await executor.attach(function)
     with pytest.raises(RuntimeError, match="shape '\\[7, 5\\]' is invalid"):
         called(function, x=-X)
@@ -238,7 +244,7 @@ async def test_a_killed_executor_is_an_error_and_the_next_one_has_everything(hos
     layer = host.linear()
     code = Function(lambda inputs: {"y": layer(torch.from_numpy(inputs["x"]))}, [layer])
     want = called(code, x=X)["y"]
-    function = Redirected(code, host.weights, LAYOUT, native_device())
+    function = Redirected(code, host.weights, LAYOUT, native_device(), SPEC)
     await executor.attach(function)
     np.testing.assert_array_equal(called(function, x=X)["y"], want)
     executor.process.kill()
@@ -256,12 +262,12 @@ def test_what_cannot_be_named_is_refused_when_the_function_loads(host: Host) -> 
     module = torch.nn.Module()
     module.register_buffer("odd", host.tensors["weight"].view(torch.int32))
     with pytest.raises(WeightsError, match="laid over the weight 'weight', which is F32"):
-        Redirected(Function(lambda inputs: {}, [module]), host.weights, LAYOUT, native_device())
+        Redirected(Function(lambda inputs: {}, [module]), host.weights, LAYOUT, native_device(), SPEC)
 
 
 async def test_weights_are_only_read(host: Host, executor: Executor) -> None:
     layer = host.linear()
-    function = Redirected(Function(lambda inputs: {}, [layer]), host.weights, LAYOUT, native_device())
+    function = Redirected(Function(lambda inputs: {}, [layer]), host.weights, LAYOUT, native_device(), SPEC)
     before = host.tensors["weight"].clone()
     await executor.attach(function)
     changes: list[Callable[[], object]] = [

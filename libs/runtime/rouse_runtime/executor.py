@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rouse_common.errors import FailedPrecondition, Internal, RouseError
 from rouse_contracts.functions import FunctionVersion, RequestOptions
@@ -26,6 +26,9 @@ from rouse_runtime.running import Runner
 from rouse_runtime.watchdog import Watchdog
 from rouse_runtime.weights import SizeMismatch, WeightsRange
 from rouse_runtime.worker import Worker
+
+if TYPE_CHECKING:
+    from rouse_runtime.redirected.recording import Recorder
 
 LOG = logging.getLogger(__name__)
 HOST = "host"
@@ -90,6 +93,11 @@ class Executor:
     def decoupled(self) -> bool:
         """Whether a request has any number of responses."""
         return self._version.spec.decoupled
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What has requests recorded as tapes; None where the function is not redirected."""
+        return self._handler.recorder if isinstance(self._handler, Redirected) else None
 
     @property
     def busy(self) -> bool:

@@ -67,7 +67,8 @@ def _load(assignment: GetAssignmentResponse, memory_limit_bytes: int) -> Loaded:
     if not is_redirected(assignment.version.spec) or not weights.image_bytes:  # without weights there is no device
         return Loaded(assignment, handler, weights)
     layout = assignment.artefact.layout.tensors
-    return Loaded(assignment, Redirected(handler, weights, layout, native_device()), weights)
+    redirected = Redirected(handler, weights, layout, native_device(), assignment.version.spec)
+    return Loaded(assignment, redirected, weights)
 
 
 def _reserve(assignment: GetAssignmentResponse) -> WeightsRange:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -12,13 +12,16 @@ from google.protobuf.message import DecodeError
 from rouse_common.errors import InvalidArgument
 from rouse_common.link import BlockingLinkServer, Buffer, Incoming, LinkServer, Ongoing
 from rouse_common.rpc import remaining_s
-from rouse_contracts import device, wire
+from rouse_contracts import core, device, wire
 from rouse_contracts.functions import RequestOptions
 from rouse_contracts.links import EXECUTE
 from rouse_runtime.executor import Attachment, Executor
 from rouse_runtime.job import Result
 from rouse_runtime.request import Request
 from rouse_runtime.worker import Worker
+
+if TYPE_CHECKING:
+    from rouse_runtime.redirected.recording import Recording
 
 # For callers without a deadline, which our services never are.
 DEFAULT_DEADLINE_S = 60.0
@@ -43,6 +46,16 @@ class ExecutorServicer(device.ExecutorServiceServicer):
         left_s = remaining_s(context, DEFAULT_DEADLINE_S)
         await self._executor.detach(max(0.0, left_s - DETACH_MARGIN_S))
         return device.DetachResponse()
+
+    async def ListRecordings(
+        self, request: device.ListRecordingsRequest, context: grpc.aio.ServicerContext
+    ) -> device.ListRecordingsResponse:
+        recorder = self._executor.recorder
+        if recorder is None:
+            return device.ListRecordingsResponse(refused="it is not redirected, or has no weights")
+        return device.ListRecordingsResponse(
+            recordings=[_recording(entry) for entry in recorder.recordings()], refused=recorder.refused
+        )
 
 
 def execute_link(executor: Executor, worker: Worker, listen: str, max_message_bytes: int) -> Serves:
@@ -122,6 +135,16 @@ def _parsed(message: Buffer) -> tuple[device.ExecuteRequest, Buffer]:
 
 def _options(request: device.ExecuteRequest) -> RequestOptions | None:
     return request.options if request.HasField("options") else None
+
+
+def _recording(recording: Recording) -> device.Recording:
+    inputs = [core.TapeTensor(name=x.name, datatype=x.datatype, shape=x.shape) for x in recording.inputs]
+    return device.Recording(
+        signature=recording.signature,
+        inputs=inputs,
+        output_names=recording.outputs,
+        requests=recording.requests,
+    )
 
 
 def _message(result: Result) -> Sequence[Buffer]:

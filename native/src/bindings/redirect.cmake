@@ -1,1 +1,1 @@
-rouse_module(_redirect SOURCES redirect.cpp requests.cpp LIBS rouse_redirect rouse_torch_python)
+rouse_module(_redirect SOURCES redirect.cpp requests.cpp watched.cpp LIBS rouse_redirect rouse_torch_python)

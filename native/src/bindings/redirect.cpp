@@ -20,6 +20,7 @@ namespace py = pybind11;
 
 namespace rouse::bindings {
 void add_requests(py::module_& module);  // requests.cpp
+void add_watched(py::module_& module);   // watched.cpp
 }  // namespace rouse::bindings
 
 namespace {
@@ -66,6 +67,7 @@ const at::Tensor& tensor_of(py::handle object) {
 
 PYBIND11_MODULE(_redirect, module) {
   rouse::bindings::add_requests(module);
+  rouse::bindings::add_watched(module);
   module.def("register_backend", &rouse::redirect::register_backend);
   module.def("make_rings", &make_rings);
   module.def("connect", &connect, py::call_guard<py::gil_scoped_release>());

@@ -4,6 +4,8 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cstdio>
+
 namespace py = pybind11;
 
 namespace rouse::bindings {
@@ -20,6 +22,15 @@ std::vector<at::Tensor> tensors_of(const py::sequence& objects) {
 
 py::object object_of(const at::Tensor& tensor) { return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)); }
 
+// As SaveTapes says it (proto/rouse/device/v1/core.proto).
+std::string signature_of(const std::string& what, const py::sequence& inputs) {
+  const auto signature = redirect::signature_of(what, tensors_of(inputs));
+  char text[33];
+  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(signature[0]),
+                static_cast<unsigned long long>(signature[1]));
+  return text;
+}
+
 py::tuple replay(const std::string& what, const py::sequence& inputs) {
   const auto given = tensors_of(inputs);
   redirect::ReplayAnswer answer;
@@ -35,6 +46,7 @@ py::tuple replay(const std::string& what, const py::sequence& inputs) {
 }  // namespace
 
 void add_requests(py::module_& module) {
+  module.def("signature_of", &signature_of);
   module.def("begin_request", [](std::uint64_t request, const std::string& what, const py::sequence& inputs) {
     redirect::begin_request(request, what, tensors_of(inputs));
   });

@@ -196,17 +196,27 @@ executor::TensorSpec spec_of(const tape::Output& output) {
   return spec;
 }
 
-// The tape's outputs as a serialised TensorBatch.
-Answer<std::string> write_outputs(const Kind& kind, const tape::Played& played) {
+// The outputs that a request wants, or all, as a serialised TensorBatch.
+Answer<std::string> write_outputs(const Kind& kind, const tape::Played& played,
+                                  const std::vector<std::string_view>& wanted) {
   const std::vector<tape::Output>& outputs = played.tape->outputs;
   if (outputs.size() != kind.output_names.size()) {
     return RpcError{RpcCode::kInternal, "BAD_TAPE",
                     text("a tape has ", outputs.size(), " outputs, and ", kind.output_names.size(),
                          " were named when it was loaded")};
   }
+  std::vector<size_t> chosen;
+  for (const std::string_view name : wanted) {
+    const auto found = std::find(kind.output_names.begin(), kind.output_names.end(), name);
+    if (found == kind.output_names.end()) {
+      return RpcError{RpcCode::kFailedPrecondition, "NO_TAPE", text("no tape gives an output '", name, "'")};
+    }
+    chosen.push_back(static_cast<size_t>(found - kind.output_names.begin()));
+  }
+  for (size_t i = 0; wanted.empty() && i < outputs.size(); ++i) chosen.push_back(i);
   std::vector<at::Tensor> kept;
   std::vector<TensorView> views;
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  for (const size_t i : chosen) {
     const auto type = static_cast<c10::ScalarType>(outputs[i].dtype);
     const std::string_view datatype = datatype_of(type);
     if (datatype.empty()) {
@@ -248,7 +258,7 @@ Answer<Executed> Replays::execute(const std::string& version_id, const ExecuteRe
   if (played.value().outcome == tape::Outcome::kDone) {
     ++kind->second.counts->replays;
     const auto replayed = Clock::now();
-    Answer<std::string> outputs = write_outputs(kind->second, played.value());
+    Answer<std::string> outputs = write_outputs(kind->second, played.value(), request.output_names);
     if (auto* const error = std::get_if<RpcError>(&outputs)) return std::move(*error);
     return Executed{std::get<std::string>(std::move(outputs)), milliseconds(replayed - copied),
                     milliseconds(copied - started), milliseconds(Clock::now() - replayed)};

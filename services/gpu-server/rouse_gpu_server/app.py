@@ -29,6 +29,7 @@ from rouse_gpu_server.logic.describe import describe, export_gauges
 from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
 from rouse_gpu_server.logic.membership import Membership
+from rouse_gpu_server.logic.recordings import Recordings
 from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.shelf import Shelf, torch_version
 from rouse_gpu_server.logic.stager import Stager, TierLimits
@@ -133,7 +134,7 @@ class GpuServer:
         await stager.recover()
         kind = next(device.kind for device in pool.devices.values())
         shelf = Shelf(repository, disk, stager, threads[1], kind, torch_version())
-        sessions = Sessions(self._memory)
+        sessions = Sessions(self._memory, shelf)
         attachments = Attachments(
             pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
             Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads), sessions,
@@ -144,7 +145,10 @@ class GpuServer:
             pool, swapper, attachments, background, wakeup, clock, config.policy, config.lease_margin_s,
             self._log.write if self._log is not None else None,
         )  # fmt: skip
-        leasing = Leasing(pool, dispatcher, wakeup, clock)
+        recordings = Recordings(
+            pool, ExecutorClient(channels), sessions, shelf, background, clock, self._memory
+        )  # fmt: skip
+        leasing = Leasing(pool, dispatcher, wakeup, clock, recordings)
         membership = Membership(
             pool, attachments, stager, shelf, sessions, swapper, dispatcher, background, wakeup, clock,
             settle_limit_s=config.detach_limit_s, stage_hold_s=config.stage_hold_s,
@@ -165,7 +169,7 @@ class GpuServer:
         server.add(contract.add_DeviceServiceServicer_to_server, servicer, contract.DESCRIPTOR)
         context = config.tls.server_context() if config.tls is not None else None
         link = LinkServer(config.link_listen, max_message_bytes=config.max_message_mib << 20, tls=context)
-        LeaseLink(leasing).add_to(link)
+        LeaseLink(leasing, sessions.access).add_to(link)
         background.start(dispatcher.run(), "dispatcher")
         async with self._cores(attachments.core_lost) as native:
             sessions.start(native)

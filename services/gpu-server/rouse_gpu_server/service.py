@@ -25,10 +25,12 @@ from rouse_contracts.device import (
     StageVersionResponse,
     SyncExecutorsRequest,
     SyncExecutorsResponse,
+    TapeAccess,
 )
 from rouse_contracts.links import ACQUIRE, RELEASE
 from rouse_gpu_server.logic.leasing import Call, Leasing
 from rouse_gpu_server.logic.membership import Membership
+from rouse_gpu_server.state.records import Lease
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -75,8 +77,8 @@ class DeviceService(DeviceServiceServicer):
 class LeaseLink:
     """Acquire and Release."""
 
-    def __init__(self, leasing: Leasing) -> None:
-        self._leasing = leasing
+    def __init__(self, leasing: Leasing, tapes: Callable[[Lease], TapeAccess | None]) -> None:
+        self._leasing, self._tapes = leasing, tapes
 
     def add_to(self, server: LinkServer) -> None:
         server.add(ACQUIRE, self.acquire)
@@ -100,13 +102,16 @@ class LeaseLink:
             swap_ms=granted.swap_ms,
             swapped_in=granted.swapped_in,
             reason=granted.reason,
+            tapes=self._tapes(lease),
         )
         return (response.SerializeToString(),)
 
     async def release(self, message: Buffer, incoming: Incoming) -> Sequence[Buffer]:
         request = _parsed(ReleaseRequest, message)
         if request.lease_id:
-            self._leasing.release(request.lease_id, request.device_ms, request.abandoned, request.requests or 1)
+            self._leasing.release(
+                request.lease_id, request.device_ms, request.abandoned, request.requests or 1, request.replays
+            )
         else:
             _require(request.acquire_id, "lease_id or acquire_id")
             self._leasing.release_lost(request.acquire_id, request.abandoned)

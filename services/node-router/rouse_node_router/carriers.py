@@ -16,12 +16,14 @@ from rouse_common import telemetry
 from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, RouseError, Unavailable
 from rouse_contracts import node
+from rouse_contracts.wire import Buffer
 from rouse_node_router import batches, metrics
 from rouse_node_router.adapters.devices import Lease
 from rouse_node_router.adapters.executors import Executed, Executors, NotExecuted
 from rouse_node_router.answers import expired, no_instance, unanswered
 from rouse_node_router.leases import Leases
 from rouse_node_router.queues import Queues
+from rouse_node_router.replays import tapes_for
 from rouse_node_router.statistics import Compute
 from rouse_node_router.tickets import Ticket
 from rouse_node_router.versions import VersionQueue
@@ -72,7 +74,15 @@ class Use:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.device_ms = 0.0
+        self.executions = self.replays = 0
         self.busy = self.refused = False
+
+    def ended(self, executed: Executed) -> None:
+        """Takes note of an execution that went well."""
+        self.busy = False
+        self.device_ms += executed.device_ms
+        self.executions += 1
+        self.replays += executed.replayed
 
     def failed(self, error: Exception) -> None:
         """Takes note of how an execution failed."""
@@ -182,14 +192,30 @@ class Carriers:
         """Executes one request under a lease. Raises as Executors.execute does."""
         use.busy = True
         try:
-            executed = await self._executors.execute(use.lease, ticket.request, (ticket.inputs,), timeout_s)
+            executed = await self._executed(use.lease, [ticket], ticket.request, (ticket.inputs,), timeout_s)
         except RouseError:
             self._queues.executed(ticket.queue, 1, ticket.rows, None)
             raise
-        use.busy = False
-        use.device_ms += executed.device_ms
+        use.ended(executed)
         self.count(ticket.queue, 1, ticket.rows, executed)
         return Done(executed, executed.device_ms)
+
+    async def _executed(
+        self,
+        lease: Lease,
+        members: Sequence[Ticket],
+        request: node.InferRequest,
+        inputs: Sequence[Buffer],
+        timeout_s: float,
+    ) -> Executed:
+        """By a tape where one answers, else by the instance, within the same time."""
+        until = self._clock.monotonic() + timeout_s
+        tapes = tapes_for(lease, members)
+        if tapes is not None:
+            replayed = await self._executors.replay(lease, tapes, request, inputs, timeout_s)
+            if replayed is not None:
+                return replayed
+        return await self._executors.execute(lease, request, inputs, max(0.0, until - self._clock.monotonic()))
 
     def count(self, queue: VersionQueue, requests: int, rows: int, executed: Executed) -> None:
         """Learns from an execution that succeeded."""
@@ -210,7 +236,10 @@ class Carriers:
 
     def give_back(self, use: Use) -> None:
         """The lease goes back, in the background."""
-        self._devices.release(use.lease, use.device_ms, abandoned=use.busy, again=not use.refused)
+        replayed = 0 < use.executions == use.replays
+        self._devices.release(
+            use.lease, use.device_ms, abandoned=use.busy, again=not use.refused, replayed=replayed
+        )  # fmt: skip
 
     def not_taken(self, ticket: Ticket) -> None:
         """Gives back what a request was granted that is not there any more to take it."""
@@ -312,9 +341,8 @@ class Carriers:
         request.rows = sum(ticket.rows for ticket in members)
         inputs = batches.join([ticket.inputs for ticket in members])
         use.busy = True
-        executed = await self._executors.execute(use.lease, request, inputs, timeout_s)
-        use.busy = False
-        use.device_ms += executed.device_ms
+        executed = await self._executed(use.lease, members, request, inputs, timeout_s)
+        use.ended(executed)
         return executed
 
     async def _one_by_one(self, use: Use, batch: Batch) -> None:

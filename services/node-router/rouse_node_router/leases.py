@@ -32,6 +32,7 @@ class _Use:
     rests_since: float = 0.0
     device_ms: float = 0.0
     requests: int = 0
+    replays: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -132,19 +133,21 @@ class Leases:
             self._return(lease)
         return None
 
-    def release(self, lease: Lease, device_ms: float, *, abandoned: bool, again: bool) -> None:
+    def release(self, lease: Lease, device_ms: float, *, abandoned: bool, again: bool, replayed: bool = False) -> None:
         """As Devices.release.
 
         Args:
             again: whether the executor takes further requests under the lease, as far as we know.
+            replayed: whether a tape answered, and no instance.
         """
         use, line = self._uses.get(lease.lease_id), None
         if use is not None:
             use.device_ms += device_ms
             use.requests += 1
+            use.replays += replayed
             line = self._lines.get(lease.version_id)
         if use is None:
-            self._devices.release(lease, device_ms, abandoned=abandoned)
+            self._devices.release(lease, device_ms, abandoned=abandoned, replays=int(replayed))
         elif abandoned or not again or line is None or not self._may_go_on(line, lease):
             self._return(lease, abandoned=abandoned)
         else:
@@ -253,7 +256,9 @@ class Leases:
 
     def _return(self, lease: Lease, *, abandoned: bool = False) -> None:
         use = self._uses.pop(lease.lease_id)
-        self._devices.release(lease, use.device_ms, abandoned=abandoned, requests=max(1, use.requests))
+        self._devices.release(
+            lease, use.device_ms, abandoned=abandoned, requests=max(1, use.requests), replays=use.replays
+        )  # fmt: skip
 
     def _drop(self, line: _Line, waiter: _Waiter) -> None:
         if waiter in line.waiting:

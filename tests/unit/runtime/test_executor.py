@@ -42,8 +42,11 @@ class Predict:
     """A handler around a function."""
 
     casts = True
-    mixes = False
+    mixes = takes_tensors = False
     modules = ()
+
+    def kept(self) -> dict[str, Any]:
+        return {}
 
     def __init__(self, predict: Callable[..., Any], decoupled: bool) -> None:
         self.predict, self.takes_request = adapt(predict, decoupled)

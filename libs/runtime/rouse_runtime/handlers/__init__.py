@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from rouse_contracts.functions import ArtefactFormat, FunctionVersion
 from rouse_contracts.repository import Artefact
 from rouse_runtime.failures import LoadError
@@ -49,12 +47,19 @@ class Handler(Protocol):
     mixes: bool
     """Whether the function's code makes tensors on the host and expects them to meet the weights."""
 
+    takes_tensors: bool
+    """Whether its inputs may be tensors of the device that it runs on, in place of arrays."""
+
     @property
     def modules(self) -> Sequence[torch.nn.Module]:
         """Modules that hold the weights; empty where the function uses them in another way, or has none."""
         ...
 
-    def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any] | Iterator[Any]:
+    def kept(self) -> Mapping[str, Any]:
+        """What the function's code holds between requests, by name: each value, and its size where it may change."""
+        ...
+
+    def predict(self, inputs: dict[str, Any], request: Request) -> Mapping[str, Any] | Iterator[Any]:
         """One request: arrays in, array-likes out, by name; of a decoupled function an iterator of such.
 
         Raises whatever the function raises.

@@ -11,8 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rouse_contracts.tensors import TensorError
 from rouse_runtime.context import shorten
 from rouse_runtime.failures import BadResult, LoadError
@@ -39,6 +37,7 @@ class ExportedHandler:
 
     casts = True
     takes_request = False
+    takes_tensors = True
     mixes = True
 
     def __init__(self, source: Source) -> None:
@@ -63,13 +62,16 @@ class ExportedHandler:
         self._module = program.module(check_guards=False)
         self.modules = (self._module,)
 
-    def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any]:
+    def kept(self) -> Mapping[str, Any]:
+        return {}
+
+    def predict(self, inputs: dict[str, Any], request: Request) -> Mapping[str, Any]:
         import torch
 
         self._check_sizes(inputs)
         given: dict[str, Any] = {}
         for name, array in inputs.items():
-            tensor = torch.from_numpy(array)
+            tensor = torch.as_tensor(array)
             given[name] = tensor if tensor.dtype == self._dtypes[name] else tensor.to(self._dtypes[name])
         flat = [given.get(name, constant) for name, constant in self._order]
         results = self._module(*flat)
@@ -77,7 +79,7 @@ class ExportedHandler:
             raise BadResult("", f"the program gave {len(results)} results, not {len(self._outputs)}")
         return dict(zip(self._outputs, results, strict=True))
 
-    def _check_sizes(self, inputs: Mapping[str, np.ndarray]) -> None:
+    def _check_sizes(self, inputs: Mapping[str, Any]) -> None:
         """Raises TensorError where an input is missing, or its sizes are not ones that the program was exported for."""
         sizes: dict[str, tuple[str, int]] = {}
         for entry in self._inputs:

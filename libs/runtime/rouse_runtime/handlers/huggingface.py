@@ -15,8 +15,6 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rouse_contracts.tensors import TensorError
 from rouse_runtime.context import shorten
 from rouse_runtime.failures import BadResult, LoadError
@@ -57,6 +55,7 @@ class HuggingFaceHandler:
 
     casts = True
     takes_request = False
+    takes_tensors = True
     # transformers keeps to the device of its inputs and weights.
     mixes = False
 
@@ -76,14 +75,17 @@ class HuggingFaceHandler:
                 f"{', '.join(sorted(self._inputs))}"
             )
 
-    def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any]:
+    def kept(self) -> Mapping[str, Any]:
+        return {}
+
+    def predict(self, inputs: dict[str, Any], request: Request) -> Mapping[str, Any]:
         import torch
 
         given = {}
         for name, array in inputs.items():
             if array.dtype == object:
                 raise TensorError(f"tensor '{name}' is BYTES, which a Hugging Face model cannot take")
-            tensor = torch.from_numpy(array).to(self._model.device)
+            tensor = torch.as_tensor(array, device=self._model.device)
             given[name] = tensor.to(self._model.dtype) if tensor.is_floating_point() else tensor
         result = self._model(**given)
         names = self._outputs or [name for name in result if isinstance(result[name], torch.Tensor)]

@@ -18,6 +18,7 @@ from rouse_runtime.handlers import HOST_DEVICE, Source
 from rouse_runtime.handlers.awaiting import Awaited
 from rouse_runtime.request import Request
 
+SIZED = (list, dict, set)
 TRITON_CONFIG = "config.pbtxt"
 
 
@@ -26,6 +27,7 @@ class PythonHandler:
 
     casts = False
     mixes = True
+    takes_tensors = False
 
     def __init__(self, source: Source) -> None:
         spec = source.version.spec
@@ -57,6 +59,10 @@ class PythonHandler:
     def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any] | Iterator[Any]:
         result: Mapping[str, Any] | Iterator[Any] = self._predict(inputs, request)
         return result
+
+    def kept(self) -> Mapping[str, Any]:
+        held = getattr(self._function, "__dict__", {})
+        return {name: (value, len(value) if isinstance(value, SIZED) else 0) for name, value in held.items()}
 
     def close(self) -> None:
         """The function is not called any more."""

@@ -36,6 +36,34 @@ class Device(Protocol):
         with a storage of its own. Nothing is copied."""
         ...
 
+    def signature_of(self, what: str, inputs: Sequence[torch.Tensor]) -> str:
+        """What requests with inputs that look so are called by the executor, in hexadecimal."""
+        ...
+
+    def begin(self, request: int, what: str, inputs: Sequence[torch.Tensor]) -> None:
+        """The executor records a request from here on: what is done with inputs that are on the device."""
+        ...
+
+    def end(self, request: int, outputs: Sequence[torch.Tensor]) -> None:
+        """The request is over, and these are what it computed. One that does not end is forgotten."""
+        ...
+
+    def memory(self, size_bytes: int) -> Memory:
+        """Memory for arrays that a function is given."""
+        ...
+
+
+class Memory(Protocol):
+    """Memory of this process, as a writable buffer, that says whether it was touched."""
+
+    def watch(self) -> None:
+        """Notes touches from here on. Raises RuntimeError where that cannot be done."""
+        ...
+
+    def unwatch(self) -> bool:
+        """Whether it was touched meanwhile. Harmless where it is not watched."""
+        ...
+
 
 class NativeDevice:
     """The device of rouse_native."""
@@ -45,6 +73,7 @@ class NativeDevice:
     def __init__(self) -> None:
         # Registers the device; not before a function asks for it, as it stays for the life of the process.
         self._redirect = importlib.import_module("rouse_native.redirect")
+        self._requests = importlib.import_module("rouse_native._redirect")
         self._session = importlib.import_module("rouse_native.session")
 
     def connect(self, socket: str) -> None:
@@ -60,6 +89,20 @@ class NativeDevice:
     def named(self, address: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
         found: torch.Tensor = self._redirect.tensor_at(address, dtype, list(sizes))
         return found
+
+    def signature_of(self, what: str, inputs: Sequence[torch.Tensor]) -> str:
+        signature: str = self._requests.signature_of(what, inputs)
+        return signature
+
+    def begin(self, request: int, what: str, inputs: Sequence[torch.Tensor]) -> None:
+        self._requests.begin_request(request, what, inputs)
+
+    def end(self, request: int, outputs: Sequence[torch.Tensor]) -> None:
+        self._requests.end_request(request, outputs)
+
+    def memory(self, size_bytes: int) -> Memory:
+        memory: Memory = self._requests.Watched(size_bytes)
+        return memory
 
 
 def native_device() -> Device:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rouse_contracts.functions import FunctionSpec
 from rouse_contracts.repository import WeightTensor
 from rouse_runtime.handlers import Handler
 from rouse_runtime.redirected.device import Device
@@ -28,22 +29,33 @@ class Redirected:
     Args:
         handler: as loaded for plain execution, its weights on the host.
         weights, layout: the model's range, and its tensors.
+        spec: of the function.
 
     Raises WeightsError where a module holds a view of the weights that cannot be named.
     """
 
-    def __init__(self, handler: Handler, weights: WeightsRange, layout: Iterable[WeightTensor], device: Device) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        weights: WeightsRange,
+        layout: Iterable[WeightTensor],
+        device: Device,
+        spec: FunctionSpec,
+    ) -> None:
         from rouse_runtime.redirected.mode import Meeting
+        from rouse_runtime.redirected.recording import Recorder
 
         self._handler, self._device = handler, device
         self.casts, self.takes_request = handler.casts, handler.takes_request
         self.mixes, self.modules = handler.mixes, handler.modules
+        self.takes_tensors, self.kept = False, handler.kept
         self._names = Names(device, weights, layout)
         self._placement = Placement(handler.modules, self._names)
         # A reusable context: PyTorch's modes are.
         self._mode: AbstractContextManager[Any] = (
             Meeting(device.name, self._names) if handler.mixes else contextlib.nullcontext()
         )
+        self.recorder = Recorder(spec, handler, device, self._names)
         self._connected = False
 
     def connect(self, socket: str) -> None:
@@ -61,15 +73,30 @@ class Redirected:
         """Takes the function off the device and ends the session. Harmless without one."""
         self._placement.restore()
         self._names.forget()
+        self.recorder.forget()
         if self._connected:
             self._connected = False
             self._device.disconnect()
 
     def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any] | Iterator[Any]:
         """As the handler's; outputs come to the host here, so that the time of the device is the function's."""
+        self._names.drop_inputs()  # of a request that was interrupted
         with self._mode:
-            result = self._handler.predict(inputs, request)
+            result = self._called(inputs, request)
             return self._streamed(result) if isinstance(result, Iterator) else self._fetched(result)
+
+    def _called(self, inputs: dict[str, np.ndarray], request: Request) -> Any:
+        """What the function returns, recorded where that can be."""
+        take = self.recorder.begin(inputs)
+        if take is None:
+            return self._handler.predict(inputs, request)
+        try:
+            result = self._handler.predict(take.given, request)
+        except BaseException:
+            self.recorder.drop(take)
+            raise
+        result = self.recorder.end(take, result)
+        return self._handler.predict(inputs, request) if result is None else result
 
     def _streamed(self, results: Iterator[Any]) -> Iterator[Any]:
         # The mode is a thread's: it must not stay while the generator waits for its reader.

@@ -29,7 +29,7 @@ class Meeting(TorchFunctionMode):
 
     Args:
         device: its name.
-        names: what weights are called there.
+        names: what weights, and inputs, are called there.
     """
 
     def __init__(self, device: str, names: Names) -> None:
@@ -47,7 +47,7 @@ class Meeting(TorchFunctionMode):
         if function in TO_NUMPY and args and self._is_there(args[0]):
             return function(self._names.on_device(args[0]).cpu(), *args[1:], **given)
         if function in OWN_WAY:
-            if args and isinstance(args[0], torch.Tensor) and self._names.is_weight(args[0]):
+            if args and isinstance(args[0], torch.Tensor) and self._names.is_known(args[0]):
                 args = (self._names.on_device(args[0]), *args[1:])
             return function(*args, **given)
         there = here = False
@@ -64,12 +64,10 @@ class Meeting(TorchFunctionMode):
         return function(*_mapped(self._to_device, args), **_mapped(self._to_device, given))
 
     def _is_there(self, tensor: Any) -> bool:
-        return isinstance(tensor, torch.Tensor) and (
-            tensor.device.type == self._device or self._names.is_weight(tensor)
-        )
+        return isinstance(tensor, torch.Tensor) and (tensor.device.type == self._device or self._names.is_known(tensor))
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type == self._device or (tensor.dim() == 0 and not self._names.is_weight(tensor)):
+        if tensor.device.type == self._device or (tensor.dim() == 0 and not self._names.is_known(tensor)):
             return tensor
         return self._names.on_device(tensor) if tensor.device.type == "cpu" else tensor
 

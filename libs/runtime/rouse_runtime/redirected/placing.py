@@ -32,15 +32,44 @@ class Names:
         entries = {weights.address + entry.image_offset_bytes: entry for entry in layout if entry.size_bytes}
         self._starts, self._entries = sorted(entries), entries
         self._named: dict[int, torch.Tensor] = {}
+        # Inputs of the request that is being recorded: where their arrays begin and end, and what they are there.
+        self._inputs: list[tuple[int, int, torch.Tensor]] = []
 
     def is_weight(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in the model's range. Never touches its memory."""
         return tensor.device.type == "cpu" and tensor.numel() > 0 and self._weights.holds(tensor.data_ptr())
 
+    def adopt(self, array: torch.Tensor, there: torch.Tensor) -> None:
+        """Tensors over this one's memory are, until `drop_inputs`, what is on the device already."""
+        if array.numel():
+            start = array.data_ptr()
+            self._inputs.append((start, start + array.numel() * array.element_size(), there))
+
+    def drop_inputs(self) -> None:
+        """Host memory is host memory again, but for the weights."""
+        self._inputs.clear()
+
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether a host tensor is on the device as well. Never touches its memory."""
+        return self.is_weight(tensor) or (bool(self._inputs) and self._input(tensor) is not None)
+
+    def _input(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The input of this request that a tensor is, or is a view of, on the device."""
+        if tensor.device.type != "cpu" or not tensor.numel():
+            return None
+        address, size = tensor.data_ptr(), tensor.element_size()
+        for start, end, there in self._inputs:
+            if start <= address < end and tensor.dtype == there.dtype and (address - start) % size == 0:
+                if (address, tensor.shape, tensor.stride()) == (start, there.shape, there.stride()):
+                    return there
+                return there.as_strided(tensor.shape, tensor.stride(), (address - start) // size)
+        return None
+
     def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor on the device. Raises WeightsError where `check` does."""
         if not self.is_weight(tensor):
-            return tensor.to(self._device.name)
+            given = self._input(tensor) if self._inputs else None
+            return tensor.to(self._device.name) if given is None else given
         start = self.check(tensor)
         base = self._named.get(start)
         if base is None:

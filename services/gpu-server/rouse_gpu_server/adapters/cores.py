@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rouse_common.config import ConfigError
 from rouse_common.link import Links
+from rouse_contracts import core
 from rouse_native.executor import ExecutorProcess, ExecutorSettings
 
 START_S = 30.0
@@ -16,15 +17,29 @@ SOCKETS = ".x"
 
 
 class Core(Protocol):
-    """One device's executor. All raise RouseError."""
+    """One device's executor. All raise RouseError.
 
-    async def map_model(self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path) -> None: ...
+    Attributes:
+        link: its address, unix:PATH.
+    """
+
+    link: str
+
+    async def map_model(
+        self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
+    ) -> None: ...
 
     async def unmap_model(self, version_id: str) -> None: ...
 
-    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int) -> None: ...
+    async def open_session(
+        self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool
+    ) -> None: ...
 
     async def close_session(self, session_id: str) -> None: ...
+
+    async def save_tapes(self, session_id: str, folder: Path) -> core.SaveTapesResponse: ...
+
+    async def load_tape(self, version_id: str, tape: core.TapeFile) -> None: ...
 
 
 class NativeCore:
@@ -32,23 +47,33 @@ class NativeCore:
 
     def __init__(self, process: ExecutorProcess, limit_s: float) -> None:
         self._process, self._limit_s = process, limit_s
+        self.link = process.client.address
 
-    async def map_model(self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path) -> None:
+    async def map_model(
+        self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
+    ) -> None:
         await self._process.serving(START_S)
         await self._process.client.map_model(
-            version_id, attachment_id, base=base, size_bytes=size_bytes, image=image, timeout_s=self._limit_s
-        )
+            version_id, attachment_id,
+            base=base, size_bytes=size_bytes, image=image, layout=layout, timeout_s=self._limit_s,
+        )  # fmt: skip
 
     async def unmap_model(self, version_id: str) -> None:
         await self._process.client.unmap_model(version_id, self._limit_s)
 
-    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int) -> None:
+    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool) -> None:
         await self._process.client.open_session(
-            session_id, socket, self._limit_s, version_id=version_id, peer_user=user
+            session_id, socket, self._limit_s, version_id=version_id, peer_user=user, record=record
         )
 
     async def close_session(self, session_id: str) -> None:
         await self._process.client.close_session(session_id, self._limit_s)
+
+    async def save_tapes(self, session_id: str, folder: Path) -> core.SaveTapesResponse:
+        return await self._process.client.save_tapes(session_id, folder, self._limit_s)
+
+    async def load_tape(self, version_id: str, tape: core.TapeFile) -> None:
+        await self._process.client.load_tapes(version_id, [tape], self._limit_s)
 
 
 def settings(name: str, number: int, memory: Path, capacity_bytes: int, threads: int) -> ExecutorSettings:

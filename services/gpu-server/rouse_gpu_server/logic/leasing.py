@@ -13,6 +13,7 @@ from rouse_common.errors import Cancelled, DeadlineExceeded, FailedPrecondition,
 from rouse_common.telemetry import TRACER
 from rouse_gpu_server import metrics
 from rouse_gpu_server.logic.dispatcher import Dispatcher, instance_gone, no_executor
+from rouse_gpu_server.logic.recordings import Recordings
 from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Lease, Model, Swap
 from rouse_gpu_server.state.waiting import Waiter
@@ -56,8 +57,11 @@ class Granted:
 class Leasing:
     """Grants and takes back the right to compute."""
 
-    def __init__(self, pool: Pool, dispatcher: Dispatcher, wakeup: Wakeup, clock: Clock) -> None:
+    def __init__(
+        self, pool: Pool, dispatcher: Dispatcher, wakeup: Wakeup, clock: Clock, recordings: Recordings
+    ) -> None:
         self._pool, self._dispatcher, self._wakeup, self._clock = pool, dispatcher, wakeup, clock
+        self._recordings = recordings
         self._stopping: RouseError | None = None
 
     async def acquire(self, call: Call, timeout_s: float) -> Granted:
@@ -181,8 +185,9 @@ class Leasing:
 
     # ---- giving back ----
 
-    def release(self, lease_id: str, device_ms: float, abandoned: bool, requests: int = 1) -> None:
-        """Gives a device back, under which so many requests were executed. Unknown leases have ended already."""
+    def release(self, lease_id: str, device_ms: float, abandoned: bool, requests: int = 1, replays: int = 0) -> None:
+        """Gives a device back, under which so many requests were executed, some of them by tapes. Unknown leases have
+        ended already."""
         lease = self._pool.leases.get(lease_id)
         if lease is None:
             return
@@ -190,6 +195,9 @@ class Leasing:
             metrics.DEVICE_BUSY.labels(lease.device_name).inc(device_ms / 1000)
         if requests > 1:
             lease.model.note_arrival(self._clock.monotonic(), requests - 1)
+        lease.model.replays += replays
+        if replays < requests and not abandoned:
+            self._recordings.executed(lease.executor, lease.model)
         if abandoned:
             self._dispatcher.abandon(lease, "given up by its owner while it may still execute")
         else:

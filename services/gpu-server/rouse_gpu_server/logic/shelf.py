@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rouse_common.errors import DataLoss, RouseError
-from rouse_contracts import specs
+from rouse_contracts import specs, tapes
 from rouse_contracts import states as rules
 from rouse_contracts.functions import FunctionVersion
 from rouse_contracts.repository import MadeWith, State, StateKind
@@ -122,6 +122,17 @@ class Shelf:
             for state in artefact.states
             if rules.matches(state.made_with, wanted)
         ]
+
+    def tapes(self, version: FunctionVersion, artefact: Artefact) -> list[tuple[str, tapes.Answers, Path]]:
+        """The tapes on this node that hold for a version: name, what each answers, and its file."""
+        if artefact.message is None:
+            return []
+        found = []
+        for held in self.of(version, artefact):
+            answers = tapes.parse(held.state.name) if held.state.kind == StateKind.STATE_KIND_TAPE else None
+            if answers is not None:
+                found.append((held.state.name, answers, held.path))
+        return found
 
     async def publish(
         self, version: FunctionVersion, artefact: Artefact, kind: StateKind, name: str, path: Path

@@ -31,6 +31,21 @@ UNANSWERED = ("LINK_LOST", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 @dataclass(frozen=True, slots=True)
+class Tapes:
+    """What answers requests without the instance.
+
+    Args:
+        link: of the device's executor.
+        lease_id: as that executor knows the lease.
+        keys: of the requests that have a tape (rouse_contracts.tapes.key).
+    """
+
+    link: str
+    lease_id: str
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The right to have requests of a version executed, until monotonic second `until`."""
 
@@ -41,6 +56,7 @@ class Lease:
     swap_ms: float
     swapped_in: bool
     instance_id: str = ""
+    tapes: Tapes | None = None
     until: float = math.inf
 
 
@@ -119,7 +135,7 @@ class Devices:
             raise
         return Lease(
             version_id, granted.lease_id, granted.executor_address, granted.device, granted.swap_ms, granted.swapped_in,
-            granted.instance_id,
+            granted.instance_id, _tapes(granted),
         )  # fmt: skip
 
     async def _ask(self, request: bytes, timeout_s: float) -> bytes:
@@ -139,7 +155,7 @@ class Devices:
                     raise
         raise Unavailable("GPU_SERVER_AWAY", f"gpu-server at {self._link} does not answer; is it running?")
 
-    def release(self, lease: Lease, device_ms: float, *, abandoned: bool, requests: int = 1) -> None:
+    def release(self, lease: Lease, device_ms: float, *, abandoned: bool, requests: int = 1, replays: int = 0) -> None:
         """Gives a device back, without waiting for it.
 
         Args:
@@ -147,10 +163,11 @@ class Devices:
             device_ms: milliseconds that the executor worked.
             abandoned: whether the executor may still be at work.
             requests: how many were executed under the lease.
+            replays: how many of them tapes answered.
         """
         self._give_back(
             contract.ReleaseRequest(
-                lease_id=lease.lease_id, device_ms=device_ms, abandoned=abandoned, requests=requests
+                lease_id=lease.lease_id, device_ms=device_ms, abandoned=abandoned, requests=requests, replays=replays
             )
         )
 
@@ -191,3 +208,9 @@ class Devices:
                     )
                     return
             await asyncio.sleep(RELEASE_PAUSE_S * attempt)
+
+
+def _tapes(granted: contract.AcquireResponse) -> Tapes | None:
+    if not granted.HasField("tapes"):
+        return None
+    return Tapes(granted.tapes.link, granted.tapes.lease_id, frozenset(granted.tapes.keys))

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
+from rouse_common import telemetry
 from rouse_common.errors import DeadlineExceeded, Internal, RouseError, Unavailable
 from rouse_common.link import Links
 from rouse_contracts import device as contract
 from rouse_contracts import node, views, wire
 from rouse_contracts.links import EXECUTE, executor_link
 from rouse_contracts.wire import Buffer
-from rouse_node_router.adapters.devices import Lease
+from rouse_node_router.adapters.devices import Lease, Tapes
 
 METHOD = EXECUTE.encode()
 NOTHING_RAN = ("STALE_LEASE", "EXECUTOR_BUSY")
@@ -47,12 +48,14 @@ class Executed:
     Args:
         outputs: a serialised TensorBatch; empty in the last response of a decoupled function.
         device_ms, input_ms, output_ms: as in device.ExecuteResponse.
+        replayed: whether a tape gave it.
     """
 
     outputs: Buffer
     device_ms: float
     input_ms: float
     output_ms: float
+    replayed: bool = False
 
 
 class Executors:
@@ -70,17 +73,41 @@ class Executors:
         """
         address = executor_link(lease.executor_address)
         try:
-            answer = await self._links.call(address, METHOD, _message(lease, request, inputs), timeout_s)
+            answer = await self._links.call(address, METHOD, _message(lease.lease_id, request, inputs), timeout_s)
         except RouseError as error:
             raise _typed(error, request, lease) from None
         return _parsed(answer, request, lease)
+
+    async def replay(
+        self, lease: Lease, tapes: Tapes, request: node.InferRequest, inputs: Sequence[Buffer], timeout_s: float
+    ) -> Executed | None:
+        """Has the device's executor answer by a tape; None where it did not: nothing is left of the try then, and the
+        instance may execute the request.
+
+        Raises Unavailable EXECUTOR_LOST, DeadlineExceeded.
+        """
+        with telemetry.span("execute", device=lease.device, request_id=request.request_id, tape=True) as span:
+            try:
+                answer = await self._links.call(
+                    tapes.link, METHOD, _message(tapes.lease_id, request, inputs), timeout_s
+                )
+            except RouseError as error:
+                if isinstance(error, DeadlineExceeded) or error.reason in LOST:
+                    raise _typed(error, request, lease) from None
+                # It refused, or values led another way, or an operator failed: the instance says what the caller hears.
+                span.update_name("replay")
+                span.set_attribute("outcome", error.reason)
+                return None
+            executed = replace(_parsed(answer, request, lease), replayed=True)
+            span.set_attribute("device_ms", round(executed.device_ms, 3))
+            return executed
 
     async def stream(
         self, lease: Lease, request: node.InferRequest, inputs: Sequence[Buffer], timeout_s: float
     ) -> AsyncGenerator[Executed, None]:
         """The same for a decoupled function: its responses as they come. NotExecuted comes before the first only."""
         address, came = executor_link(lease.executor_address), False
-        answers = self._links.stream(address, METHOD, _message(lease, request, inputs), timeout_s)
+        answers = self._links.stream(address, METHOD, _message(lease.lease_id, request, inputs), timeout_s)
         async with aclosing(answers):
             try:
                 async for answer in answers:
@@ -91,9 +118,9 @@ class Executors:
                 raise error if came and isinstance(typed, NotExecuted) else typed from None
 
 
-def _message(lease: Lease, request: node.InferRequest, inputs: Sequence[Buffer]) -> Sequence[Buffer]:
+def _message(lease_id: str, request: node.InferRequest, inputs: Sequence[Buffer]) -> Sequence[Buffer]:
     head = contract.ExecuteRequest(
-        lease_id=lease.lease_id,
+        lease_id=lease_id,
         request_id=request.request_id,
         output_names=request.output_names,
         options=request.options if request.HasField("options") else None,
