@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rouse_common.errors import Internal, NotFound, Unavailable
-from rouse_contracts.device import AttachRequest
+from rouse_contracts.device import AttachRequest, ListRecordingsResponse
 from rouse_contracts.device import Executor as ExecutorMessage
 from rouse_contracts.repository import Artefact, MadeWith, State
 from rouse_gpu_server.adapters.disk import Disk
@@ -28,6 +28,7 @@ from rouse_gpu_server.logic.attachments import Attachments, Limits
 from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
 from rouse_gpu_server.logic.membership import Membership
+from rouse_gpu_server.logic.recordings import Recordings
 from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.stager import Stager, TierLimits
@@ -103,6 +104,9 @@ class Neighbours:
         if instance.hung:
             raise Internal("EXECUTOR_BUSY", "still at work")
         instance.unmap()
+
+    async def recordings(self, address: str, timeout_s: float) -> ListRecordingsResponse:
+        raise NotImplementedError
 
     async def forget(self, address: str) -> None:
         pass
@@ -183,15 +187,16 @@ class Bench:
         disk, images = Disk(self.folder / "cache"), Images(self.folder / "host")
         self.stager = Stager(pool, outside, disk, images, background, wakeup, clock, self._threads[1], limits)
         await self.stager.recover()
-        sessions = Sessions(self.folder)
+        shelf = Shelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
+        sessions = Sessions(self.folder, shelf)
         self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)
         self.swapper = Swapper(pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0])
         self.stager.clear_devices = self.swapper.clear_artefact
         self.dispatcher = Dispatcher(
             pool, self.swapper, self.attachments, background, wakeup, clock, self._settings, 1.0
         )
-        self.leasing = Leasing(pool, self.dispatcher, wakeup, clock)
-        shelf = Shelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
+        recordings = Recordings(pool, outside, sessions, shelf, background, clock, self.folder)
+        self.leasing = Leasing(pool, self.dispatcher, wakeup, clock, recordings)
         self.membership = Membership(
             pool, self.attachments, self.stager, shelf, sessions, self.swapper, self.dispatcher, background, wakeup,
             clock, settle_limit_s=5.0, stage_hold_s=0.0,

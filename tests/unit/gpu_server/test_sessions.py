@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rouse_common.errors import Unavailable, Unimplemented
+from rouse_common.errors import FailedPrecondition, Unavailable, Unimplemented
+from rouse_contracts import core, tapes
 from rouse_contracts.functions import AddressRange, Execution, FunctionSpec, FunctionVersion
 from rouse_gpu_server.backends import Segment
 from rouse_gpu_server.logic.sessions import Sessions
@@ -19,24 +20,53 @@ class CoreDouble:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.failure: Unavailable | None = None
+        self.link, self.recording = "unix:core", False
 
     def _note(self, what: str, whom: str) -> None:
         self.calls.append((what, whom))
         if self.failure is not None:
             raise self.failure
 
-    async def map_model(self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path) -> None:
+    async def map_model(
+        self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
+    ) -> None:
         self._note("map", version_id)
 
     async def unmap_model(self, version_id: str) -> None:
         self._note("unmap", version_id)
 
-    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int) -> None:
+    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool) -> None:
         assert len(str(socket)) < 108
+        self.recording = record
         self._note("open", session_id)
 
     async def close_session(self, session_id: str) -> None:
         self._note("close", session_id)
+
+    async def save_tapes(self, session_id: str, folder: Path) -> core.SaveTapesResponse:
+        self._note("save", session_id)
+        return core.SaveTapesResponse()
+
+    async def load_tape(self, version_id: str, tape: core.TapeFile) -> None:
+        if "bad" in tape.path:
+            raise FailedPrecondition("TAPE_MISMATCH", "of another layout")
+        self._note("load", tape.path)
+
+
+class ShelfDouble:
+    """The node's tapes of every version."""
+
+    def __init__(self, **names: str) -> None:
+        self.names = names
+
+    def tapes(self, version: FunctionVersion, artefact: Any) -> list[tuple[str, tapes.Answers, Path]]:
+        found = [(name, tapes.parse(name), path) for path, name in self.names.items()]
+        return [(name, answers, Path(path)) for name, answers, path in found if answers is not None]
+
+
+def sessions_of(folder: Path, **names: str) -> Sessions:
+    shelf: Any = ShelfDouble(**names)
+    return Sessions(folder, shelf)
 
 
 class Thing:
@@ -50,7 +80,9 @@ def model(execution: Execution = Execution.EXECUTION_ROUSE) -> Any:
     version = FunctionVersion(
         version_id="v" * 64, spec=FunctionSpec(name="f", execution=execution), addresses=AddressRange(base=1 << 40)
     )
-    return Thing(version=version, version_id=version.version_id, function="f", artefact=Thing(image_bytes=5))
+    return Thing(
+        version=version, version_id=version.version_id, function="f", artefact=Thing(image_bytes=5, message=None)
+    )
 
 
 def instance(name: str) -> Any:
@@ -61,9 +93,9 @@ RESIDENT: Any = Thing(device=Thing(name="d0"), segment=Segment(Path("image"), 5)
 
 
 async def test_a_version_is_mapped_once_and_unmapped_with_its_last_session(tmp_path: Path) -> None:
-    core, sessions = CoreDouble(), Sessions(tmp_path)
+    native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": core})
+    sessions.start({"d0": native})
     first = await sessions.open(instance("i1"), model(), RESIDENT, "a1")
     second = await sessions.open(instance("i2"), model(), RESIDENT, "a2")
     assert first != second
@@ -71,40 +103,90 @@ async def test_a_version_is_mapped_once_and_unmapped_with_its_last_session(tmp_p
     await sessions.close("i1")
     await sessions.close("i2")
     v = "v" * 64
-    assert core.calls == [
+    assert native.calls == [
         ("unmap", v), ("map", v), ("open", "i1"), ("open", "i2"), ("close", "i1"), ("close", "i2"), ("unmap", v),
     ]  # fmt: skip
 
 
 async def test_sessions_of_an_executor_that_ended_are_over(tmp_path: Path) -> None:
-    core, sessions = CoreDouble(), Sessions(tmp_path)
+    native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": core})
+    sessions.start({"d0": native})
     await sessions.open(instance("i1"), model(), RESIDENT, "a1")
     assert sessions.lost("other") == []
     assert sessions.lost("d0") == ["i1"]
-    core.calls.clear()
+    native.calls.clear()
     await sessions.close("i1")
-    assert core.calls == []
+    assert native.calls == []
     await sessions.open(instance("i1"), model(), RESIDENT, "a2")
-    assert [what for what, _ in core.calls] == ["unmap", "map", "open"]
+    assert [what for what, _ in native.calls] == ["unmap", "map", "open"]
 
 
 async def test_what_cannot_be_closed_is_forgotten_all_the_same(tmp_path: Path) -> None:
-    core, sessions = CoreDouble(), Sessions(tmp_path)
+    native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": core})
+    sessions.start({"d0": native})
     await sessions.open(instance("i1"), model(), RESIDENT, "a1")
-    core.failure = Unavailable("LINK_LOST", "it is gone")
+    native.failure = Unavailable("LINK_LOST", "it is gone")
     await sessions.close("i1")
     assert sessions.lost("d0") == []
 
 
 async def test_without_an_executor_a_redirected_version_cannot_be_attached(tmp_path: Path) -> None:
-    sessions = Sessions(tmp_path)
+    sessions = sessions_of(tmp_path)
     assert sessions.wanted(model(), RESIDENT)
     assert not sessions.wanted(model(Execution.EXECUTION_PLAIN), RESIDENT)
     assert not sessions.wanted(model(), None)
     with pytest.raises(Unimplemented) as caught:
         await sessions.open(instance("i1"), model(), RESIDENT, "a1")
     assert caught.value.reason == "EXECUTION_UNAVAILABLE"
+
+
+X, Y = "x:FP32:2,3;>y;#0", "x:FP32:4,3;>y;#0"
+
+
+def lease(version: Any) -> Any:
+    return Thing(device_name="d0", model=version, lease_id="a2/7")
+
+
+async def test_a_mapped_version_gets_the_node_s_tapes_and_new_ones(tmp_path: Path) -> None:
+    native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X, bad="x:FP32:9;>y;#0"), model()
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": native})
+    assert sessions.access(lease(one)) is None
+    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    assert native.recording
+    assert native.calls[-2:] == [("load", "first"), ("open", "i1")]
+    access = sessions.access(lease(one))
+    assert access is not None
+    # Of the mapping's own attachment, whichever instance the lease is for; without the tape that was refused.
+    assert (access.link, access.lease_id, list(access.keys)) == ("unix:core", "a1/7", ["x:FP32:2,3;"])
+    shelf: Any = sessions._shelf
+    shelf.names["second"] = Y
+    native.calls.clear()
+    await sessions.refresh_tapes(one)
+    assert native.calls == [("load", "second")]
+    assert sessions.loaded(one.version_id) == 2
+    await sessions.close("i1")
+    assert sessions.access(lease(one)) is None
+
+
+async def test_tapes_of_an_executor_that_ended_are_loaded_anew(tmp_path: Path) -> None:
+    native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X), model()
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": native})
+    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    sessions.lost("d0")
+    assert sessions.access(lease(one)) is None
+    native.calls.clear()
+    await sessions.open(instance("i1"), one, RESIDENT, "a2")
+    assert ("load", "first") in native.calls
+
+
+async def test_what_the_manifest_keeps_from_tapes_is_not_recorded(tmp_path: Path) -> None:
+    native, sessions, one = CoreDouble(), sessions_of(tmp_path), model()
+    one.version.spec.tapes = False
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": native})
+    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    assert not native.recording

@@ -41,9 +41,7 @@ class Gpu:
         self.granted.add(lease.lease_id)
         return lease
 
-    def release(
-        self, lease: Lease, device_ms: float, *, abandoned: bool, requests: int = 1, replays: int = 0
-    ) -> None:
+    def release(self, lease: Lease, device_ms: float, *, abandoned: bool, requests: int = 1, replays: int = 0) -> None:
         self.granted.remove(lease.lease_id)
         self.free.release()
 
