@@ -105,8 +105,14 @@ class Executor:
             )
         self._sessions += 1
         socket = self._folder / f"s{self._sessions}"
-        await self.process.client.open_session(socket.name, socket, 10, version_id="v")
+        await self.process.client.open_session(socket.name, socket, 10, version_id="v", record=True)
         await asyncio.to_thread(function.connect, str(socket))
+
+    async def tapes(self) -> int:
+        """How many the latest session has recorded."""
+        folder = self._folder / "tapes"
+        folder.mkdir(exist_ok=True)
+        return len((await self.process.client.save_tapes(f"s{self._sessions}", folder, 10)).tapes)
 
 
 @pytest.fixture
@@ -287,3 +293,52 @@ async def test_weights_are_only_read(host: Host, executor: Executor) -> None:
             assert torch.equal(layer.weight.cpu(), before)
         assert torch.equal((layer.weight.clone() + 1).cpu(), before + 1)
     function.disconnect()
+
+
+def looked_at(layer: torch.nn.Module) -> dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str]]:
+    """Code that a tape would not do justice, and what is said of it; empty where it becomes one."""
+
+    def as_tensor(inputs: dict[str, np.ndarray]) -> Any:
+        x = torch.from_numpy(np.asarray(inputs["x"]))
+        return {"y": layer(x.float() * 2)[:, 1:] + x[0, 0]}
+
+    def branches_on_the_host(inputs: dict[str, np.ndarray]) -> Any:
+        y = layer(torch.from_numpy(inputs["x"]))
+        return {"y": y if inputs["x"][0, 0] > 0.5 else -y}
+
+    def leaks(inputs: dict[str, np.ndarray]) -> Any:
+        bare = np.asarray(inputs["x"])  # no array class of ours would see this
+        return {"y": layer(torch.from_numpy(inputs["x"])) * float(bare.max())}
+
+    def writes_to_its_input(inputs: dict[str, np.ndarray]) -> Any:
+        torch.from_numpy(inputs["x"]).view(-1).add_(1)
+        return {"y": layer(torch.from_numpy(inputs["x"] * 3))}
+
+    def answers_from_the_host(inputs: dict[str, np.ndarray]) -> Any:
+        return {"y": layer(torch.from_numpy(inputs["x"])).numpy()}
+
+    return {
+        "as_tensor": (as_tensor, ""),
+        "branches": (branches_on_the_host, "looks at the array 'x'"),
+        "leaks": (leaks, "looks at the array 'x'"),
+        "writes": (writes_to_its_input, "looks at the array 'x'"),
+        "host": (answers_from_the_host, "the output 'y' is made on the host"),
+    }
+
+
+@pytest.mark.parametrize("name", ["as_tensor", "branches", "leaks", "writes", "host"])
+async def test_only_what_goes_by_tensors_alone_becomes_a_tape(name: str, host: Host, executor: Executor) -> None:
+    layer = host.linear()
+    code, reason = looked_at(layer)[name]
+    draws = [np.random.default_rng(seed).random((3, SIZE), dtype=np.float32) for seed in range(5)]
+    want = [called(Function(code, [layer]), x=x)["y"] for x in draws]
+    function = Redirected(Function(code, [layer]), host.weights, LAYOUT, native_device(), SPEC)
+    await executor.attach(function)
+    for x, y in zip(draws, want, strict=True):
+        np.testing.assert_array_equal(called(function, x=x)["y"], y)
+    assert reason in function.recorder.refused
+    assert bool(function.recorder.refused) == bool(reason)
+    assert [entry.requests for entry in function.recorder.recordings()] == ([] if reason else [5])
+    assert await executor.tapes() == (0 if reason else 1)
+    function.disconnect()
+    assert not function.recorder.recordings()

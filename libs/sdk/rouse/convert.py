@@ -114,6 +114,9 @@ def residency(message: contract.Residency) -> types.Residency:
         reason=message.reason,
         swap_ins=message.swap_in_count,
         since=time(message, "since"),
+        tapes=message.tapes,
+        replays=message.replays,
+        eager_reason=message.eager_reason,
     )
 
 

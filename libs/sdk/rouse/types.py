@@ -144,6 +144,10 @@ class Residency:
     reason: str
     swap_ins: int
     since: datetime | None
+    # Tapes of the version on the node, requests that they answered, and why the latest request without one had none.
+    tapes: int = 0
+    replays: int = 0
+    eager_reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -273,6 +273,10 @@ class Placement(Base):
     reason: Mapped[str]
     swap_in_count: Mapped[int] = mapped_column(BigInteger)
     since: Mapped[datetime]
+    tapes: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    replays: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    # Why requests were not recorded; empty where they were.
+    eager_reason: Mapped[str] = mapped_column(server_default=text("''"))
 
 
 class NodeDrop(Base):

@@ -36,7 +36,7 @@ class Beat:
     heard: float
     wall: float
     report: cluster.NodeReport | None = None
-    written: frozenset[reports.ResidencyKey] | None = None
+    written: frozenset[reports.WrittenKey] | None = None
     missing: dict[str, float] = field(default_factory=dict)
 
 

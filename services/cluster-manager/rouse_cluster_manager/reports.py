@@ -7,7 +7,7 @@ from datetime import datetime
 
 from rouse_cluster_manager.adapters import rows
 from rouse_common.errors import InvalidArgument
-from rouse_contracts import cluster
+from rouse_contracts import cluster, functions
 from rouse_store import Unit
 from rouse_store.models import DEVICE_KINDS, MAX_BYTES, RESIDENCY_STATES
 
@@ -20,6 +20,8 @@ MAX_ID_CHARS = 128
 
 # Version, device, tier and size of one entry.
 ResidencyKey = tuple[str, str, str, int]
+# The same with tapes, the order of magnitude of replays, and why requests have no tape.
+WrittenKey = tuple[ResidencyKey, int, int, str]
 
 
 def check_node(node: cluster.Node) -> None:
@@ -68,10 +70,14 @@ def _tier(state: str) -> str:
     return "DEVICE" if state == "EXECUTING" else state
 
 
-def residency_key(report: cluster.NodeReport) -> frozenset[ResidencyKey]:
-    """What of a report's residency is worth writing when it changes."""
+def _place(entry: functions.Residency) -> ResidencyKey:
+    return entry.version_id, entry.device, _tier(entry.state), entry.size_bytes
+
+
+def residency_key(report: cluster.NodeReport) -> frozenset[WrittenKey]:
+    """What of a report's residency is worth writing when it changes; of replays, that they have doubled."""
     return frozenset(
-        (entry.version_id, entry.device, _tier(entry.state), entry.size_bytes)
+        (_place(entry), entry.tapes, entry.replays.bit_length(), entry.eager_reason)
         for entry in report.residency
         if entry.state != "ABSENT"
     )
@@ -79,7 +85,8 @@ def residency_key(report: cluster.NodeReport) -> frozenset[ResidencyKey]:
 
 def routing_view(report: cluster.NodeReport) -> tuple[frozenset[ResidencyKey], int]:
     """What of a report gateways look at."""
-    return residency_key(report), report.queued_requests
+    places = frozenset(_place(entry) for entry in report.residency if entry.state != "ABSENT")
+    return places, report.queued_requests
 
 
 def write_residency(unit: Unit, request: cluster.HeartbeatRequest, now: datetime) -> None:

@@ -159,6 +159,7 @@ class GpuServer:
             return describe(
                 pool,
                 config.node_id,
+                lambda model: shelf.tape_count(model.version, model.artefact),
                 host_used=stager.host_used_bytes,
                 host_capacity=config.host_bytes,
                 disk_used=stager.disk_used_bytes,

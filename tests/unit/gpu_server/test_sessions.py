@@ -166,7 +166,9 @@ async def test_a_mapped_version_gets_the_node_s_tapes_and_new_ones(tmp_path: Pat
     native.calls.clear()
     await sessions.refresh_tapes(one)
     assert native.calls == [("load", "second")]
-    assert sessions.loaded(one.version_id) == 2
+    fresh = sessions.access(lease(one))
+    assert fresh is not None
+    assert list(fresh.keys) == ["x:FP32:2,3;", "x:FP32:4,3;"]
     await sessions.close("i1")
     assert sessions.access(lease(one)) is None
 

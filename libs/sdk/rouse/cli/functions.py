@@ -151,7 +151,9 @@ def _tables(state: State, found: rouse.Description) -> None:
         for words in dict.fromkeys(i.isolation for i in found.instances if i.isolation):
             state.say(f"isolation {escape(words)}")
     if found.residency:
-        residency = text.table("version", "!node", "!on", "!state", ">size", ">swap-ins", "why", title="residency")
+        residency = text.table(
+            "version", "!node", "!on", "!state", ">size", ">swap-ins", ">tapes", ">replays", "why", title="residency"
+        )
         for r in found.residency:
             residency.add_row(
                 numbers.get(r.version_id, r.version_id),
@@ -160,10 +162,14 @@ def _tables(state: State, found: rouse.Description) -> None:
                 text.state(r.state),
                 text.size(r.size_bytes),
                 str(r.swap_ins),
+                str(r.tapes),
+                str(r.replays),
                 text.short(r.reason),
             )
         state.out.print()
         state.out.print(residency)
+        for words in dict.fromkeys(r.eager_reason for r in found.residency if r.eager_reason):
+            state.say(f"a request was not recorded as a tape: {escape(words)}")
     if found.events:
         events = text.table("!when", "!event", "subject", "message", title="events")
         for event in found.events:

@@ -123,6 +123,9 @@ def residency_message(row: models.Placement) -> functions.Residency:
         reason=row.reason,
         swap_in_count=row.swap_in_count,
         since=timestamp(row.since),
+        tapes=row.tapes,
+        replays=row.replays,
+        eager_reason=row.eager_reason,
     )
 
 
@@ -136,6 +139,9 @@ def placement_row(node_id: str, message: functions.Residency) -> models.Placemen
         reason=clean(message.reason),
         swap_in_count=bounded(message.swap_in_count),
         since=moment(message.since),
+        tapes=message.tapes,
+        replays=bounded(message.replays),
+        eager_reason=clean(message.eager_reason),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from rouse_contracts.device import DescribeDevicesResponse
@@ -13,9 +15,19 @@ from rouse_gpu_server.state.residency import Machine, wire_name
 
 
 def describe(
-    pool: Pool, node_id: str, *, host_used: int, host_capacity: int, disk_used: int
+    pool: Pool,
+    node_id: str,
+    tapes: Callable[[Model], int],
+    *,
+    host_used: int,
+    host_capacity: int,
+    disk_used: int,
 ) -> DescribeDevicesResponse:
-    """Devices with their ledgers, and every version of the node with where it is, since when and why."""
+    """Devices with their ledgers, and every version of the node with where it is, since when and why.
+
+    Args:
+        tapes: how many of a version's tapes the node has.
+    """
     answer = DescribeDevicesResponse(
         host_used_bytes=host_used,
         host_capacity_bytes=host_capacity,
@@ -27,10 +39,10 @@ def describe(
     for model in pool.models.values():
         residents = pool.residents_of(model.version_id)
         pinned = pool.is_pinned(model)
-        for resident in residents:
-            answer.residency.append(_row(model, node_id, resident.machine, resident.device.name, pinned))
-        if not residents:
-            answer.residency.append(_row(model, node_id, _beside_devices(model), ""))
+        shown = [_row(model, node_id, each.machine, each.device.name, pinned) for each in residents]
+        for row in shown or [_row(model, node_id, _beside_devices(model), "")]:
+            row.tapes, row.replays, row.eager_reason = tapes(model), model.replays, model.eager_reason
+            answer.residency.append(row)
     return answer
 
 

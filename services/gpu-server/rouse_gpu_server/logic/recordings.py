@@ -75,9 +75,11 @@ class Recordings:
         """An instance has executed requests: it may have recorded some."""
         if not self._sessions.enabled or not records(model.version.spec) or not executor.alive:
             return
-        for gone in [i for i in self._seen if i not in self._pool.executors and self._seen[i].task is None]:
-            del self._seen[gone]
-        seen = self._seen.setdefault(executor.instance_id, _Seen(self._clock.monotonic() - FIRST_S))
+        seen = self._seen.get(executor.instance_id)
+        if seen is None:
+            for gone in [i for i in self._seen if i not in self._pool.executors and self._seen[i].task is None]:
+                del self._seen[gone]
+            seen = self._seen[executor.instance_id] = _Seen(self._clock.monotonic() - FIRST_S)
         seen.again = True
         if seen.task is None:
             seen.task = self._background.start(self._look_later(executor, model, seen), f"tapes {executor.instance_id}")
@@ -100,7 +102,7 @@ class Recordings:
         """Whether there was something new."""
         try:
             listed = await self._executors.recordings(executor.address, ASK_LIMIT_S)
-            model.eager_reason = listed.refused
+            model.eager_reason = listed.refused or model.eager_reason
             if seen.attachment_id != executor.attachment_id:
                 seen.attachment_id, seen.saved, seen.kept = executor.attachment_id, {}, set()
             kinds = {kind.signature: kind for kind in listed.recordings}

@@ -148,11 +148,6 @@ class Sessions:
         link, lease_id = self._cores[lease.device_name].link, f"{mapping.attachment_id}/{number}"
         return TapeAccess(link=link, lease_id=lease_id, keys=sorted(keys)) if keys else None
 
-    def loaded(self, version_id: str) -> int:
-        """How many of a version's tapes an executor has, at most."""
-        tapes = [m.tapes.values() for s, m in self._mappings.items() if s.version_id == version_id]
-        return max((sum(key is not None for key in each) for each in tapes), default=0)
-
     async def save_tapes(self, instance_id: str, folder: Path) -> core.SaveTapesResponse | None:
         """Has the executor write what an instance's session has recorded; None where it has no session. Raises
         RouseError."""

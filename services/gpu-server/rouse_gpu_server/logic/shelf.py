@@ -125,7 +125,7 @@ class Shelf:
 
     def tapes(self, version: FunctionVersion, artefact: Artefact) -> list[tuple[str, tapes.Answers, Path]]:
         """The tapes on this node that hold for a version: name, what each answers, and its file."""
-        if artefact.message is None:
+        if artefact.message is None or not artefact.states:
             return []
         found = []
         for held in self.of(version, artefact):
@@ -133,6 +133,17 @@ class Shelf:
             if answers is not None:
                 found.append((held.state.name, answers, held.path))
         return found
+
+    def tape_count(self, version: FunctionVersion, artefact: Artefact) -> int:
+        """How many tapes of a version are on this node. For often: it goes by the program, all else was looked at when
+        they came."""
+        if not artefact.states:
+            return 0
+        program = rules.program_digest(version.spec)
+        return sum(
+            state.kind == StateKind.STATE_KIND_TAPE and state.made_with.program_digest == program
+            for state in artefact.states
+        )
 
     async def publish(
         self, version: FunctionVersion, artefact: Artefact, kind: StateKind, name: str, path: Path
