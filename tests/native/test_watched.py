@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def over(memory: Any) -> np.ndarray:
+    return np.frombuffer(memory, dtype=np.uint8)
+
+
 def test_touches_are_noted_and_go_through() -> None:
     from rouse_native._redirect import Watched
 
     memory = Watched(10_000)
-    array = np.frombuffer(memory, dtype=np.uint8)
+    array = over(memory)
     array[:] = 7
     for _ in range(3):
         memory.watch()
@@ -40,7 +45,7 @@ def test_touches_by_several_threads_at_once_go_through() -> None:
     from rouse_native._redirect import Watched
 
     memories = [Watched(1 << 20) for _ in range(8)]
-    arrays = [np.frombuffer(memory, dtype=np.uint8) for memory in memories]
+    arrays = [over(memory) for memory in memories]
     for memory in memories:
         memory.watch()
     sums: list[int] = []
@@ -59,7 +64,7 @@ def test_memory_outlives_its_watch_where_an_array_stays() -> None:
     arrays = []
     for number in range(600):  # more than can be watched at once
         memory = Watched(8)
-        array = np.frombuffer(memory, dtype=np.uint8)
+        array = over(memory)
         array[:] = number % 256
         if number < 200:
             memory.watch()
