@@ -95,7 +95,8 @@ class Load:
 
     def between(self, start: float, end: float) -> list[End]:
         """What ended in a stretch of time."""
-        return [e for e in self.ends.values() if start <= e.at < end]
+        # A copy: the load goes on in its own thread.
+        return [e for e in list(self.ends.values()) if start <= e.at < end]
 
 
 def outcomes(ends: list[End]) -> Counter[str]:
