@@ -85,6 +85,8 @@ class DeviceDouble(contract.DeviceServiceServicer):
         # Raised by the next calls of Acquire, one each.
         self.refusals: deque[RouseError] = deque()
         self.swapped_in = False
+        # Of the next leases.
+        self.tapes: contract.TapeAccess | None = None
         # So many of the next leases are of an attachment that is over.
         self.stale = 0
         # Told of each executor that is given back as abandoned.
@@ -165,6 +167,7 @@ class DeviceDouble(contract.DeviceServiceServicer):
             device="cpu0",
             swapped_in=self.swapped_in,
             swap_ms=2.0 if self.swapped_in else 0.0,
+            tapes=self.tapes,
         )
 
     async def _release(self, request: contract.ReleaseRequest, call: Incoming) -> contract.ReleaseResponse:

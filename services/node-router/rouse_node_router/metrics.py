@@ -32,6 +32,7 @@ BATCH_REQUESTS = Histogram(
 )
 SHED = Counter("rouse_requests_shed_total", "Requests refused because of overload.", ["reason"])
 RETRIES = Counter("rouse_request_retries_total", "Executions tried again because nothing had run.", ["reason"])
+REPLAYS = Counter("rouse_replays_total", "Executions that were given to a tape, by what came of it.", ["outcome"])
 USAGE_DROPPED = Counter("rouse_usage_dropped_total", "Usage records lost because the buffer was full.")
 RELEASES_DROPPED = Counter("rouse_releases_dropped_total", "Leases left to expire because gpu-server was away.")
 

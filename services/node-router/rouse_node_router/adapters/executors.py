@@ -20,6 +20,7 @@ from rouse_contracts import device as contract
 from rouse_contracts import node, views, wire
 from rouse_contracts.links import EXECUTE, executor_link
 from rouse_contracts.wire import Buffer
+from rouse_node_router import metrics
 from rouse_node_router.adapters.devices import Lease, Tapes
 
 METHOD = EXECUTE.encode()
@@ -97,9 +98,11 @@ class Executors:
                 # It refused, or values led another way, or an operator failed: the instance says what the caller hears.
                 span.update_name("replay")
                 span.set_attribute("outcome", error.reason)
+                metrics.REPLAYS.labels(error.reason).inc()
                 return None
             executed = replace(_parsed(answer, request, lease), replayed=True)
             span.set_attribute("device_ms", round(executed.device_ms, 3))
+            metrics.REPLAYS.labels("DONE").inc()
             return executed
 
     async def stream(
