@@ -233,24 +233,6 @@ TEST_F(TapeReplay, ASavedTapeRunsInAnotherSession) {
   EXPECT_EQ(elsewhere.recorder.load(files.value()[0]).code(), Code::kMismatch);
 }
 
-TEST_F(TapeReplay, ATapeThatChangesWeightsIsOnNoShelf) {
-  Client client;
-  client.hold(2);
-  for (int i = 0; i < 2; ++i) client.request(5);
-  const auto files = client.recorder.save(kSignature);
-  ASSERT_TRUE(files.ok()) << files.status().describe();
-  auto tape = load(files.value()[0]);
-  ASSERT_TRUE(tape.ok()) << tape.status().describe();
-  tape.value().places.push_back({Class::kWeight, true, 0, 4});
-  const auto changes = save(tape.value());
-  ASSERT_TRUE(changes.ok()) << changes.status().describe();
-  std::array<std::byte, 4> model{};
-  const auto weights = weights_at(reinterpret_cast<std::uint64_t>(model.data()), model.size());
-  Shelf shelf(tape.value().origin);
-  EXPECT_EQ(shelf.load(changes.value(), weights).status().code(), Code::kUnsupported);
-  EXPECT_TRUE(shelf.load(files.value()[0], weights).ok());
-}
-
 TEST_F(TapeReplay, WhatCannotBeTapedSaysWhy) {
   Client client;
   client.hold(2);

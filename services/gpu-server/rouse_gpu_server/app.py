@@ -134,7 +134,7 @@ class GpuServer:
         await stager.recover()
         kind = next(device.kind for device in pool.devices.values())
         shelf = Shelf(repository, disk, stager, threads[1], kind, torch_version())
-        sessions = Sessions(self._memory, shelf)
+        sessions = Sessions(self._memory, shelf, background)
         attachments = Attachments(
             pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
             Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads), sessions,

@@ -188,7 +188,7 @@ class Bench:
         self.stager = Stager(pool, outside, disk, images, background, wakeup, clock, self._threads[1], limits)
         await self.stager.recover()
         shelf = Shelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
-        sessions = Sessions(self.folder, shelf)
+        sessions = Sessions(self.folder, shelf, background)
         self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)
         self.swapper = Swapper(pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0])
         self.stager.clear_devices = self.swapper.clear_artefact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rouse_common.errors import FailedPrecondition, Unavailable, Unimplemented
 from rouse_contracts import core, tapes
 from rouse_contracts.functions import AddressRange, Execution, FunctionSpec, FunctionVersion
 from rouse_gpu_server.backends import Segment
-from rouse_gpu_server.logic.sessions import Sessions
+from rouse_gpu_server.logic.sessions import AT_ONCE, Sessions
 
 
 class CoreDouble:
@@ -64,9 +65,22 @@ class ShelfDouble:
         return [(name, answers, Path(path)) for name, answers, path in found if answers is not None]
 
 
+class BackgroundDouble:
+    """Keeps what is started, for the test to await."""
+
+    def __init__(self) -> None:
+        self.started: list[Coroutine[Any, Any, None]] = []
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self.started.append(work)
+
+
+BACKGROUND: Any = BackgroundDouble()
+
+
 def sessions_of(folder: Path, **names: str) -> Sessions:
     shelf: Any = ShelfDouble(**names)
-    return Sessions(folder, shelf)
+    return Sessions(folder, shelf, BACKGROUND)
 
 
 class Thing:
@@ -171,6 +185,22 @@ async def test_a_mapped_version_gets_the_node_s_tapes_and_new_ones(tmp_path: Pat
     assert list(fresh.keys) == ["x:FP32:2,3;", "x:FP32:4,3;"]
     await sessions.close("i1")
     assert sessions.access(lease(one)) is None
+
+
+async def test_an_attachment_waits_for_a_few_tapes_only(tmp_path: Path) -> None:
+    names = {f"t{i}": f"x:FP32:{i + 1};>y;#0" for i in range(3 * AT_ONCE)}
+    native, sessions, one = CoreDouble(), sessions_of(tmp_path, **names), model()
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": native})
+    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    assert [what for what, _ in native.calls].count("load") == AT_ONCE
+    await BACKGROUND.started.pop()
+    assert [whom for what, whom in native.calls if what == "load"] == list(names)
+    # Once it is not mapped any more nothing is loaded.
+    await sessions.close("i1")
+    native.calls.clear()
+    await sessions.refresh_tapes(one)
+    assert not native.calls
 
 
 async def test_tapes_of_an_executor_that_ended_are_loaded_anew(tmp_path: Path) -> None:

@@ -21,11 +21,14 @@ from rouse_contracts.functions import FunctionSpec
 from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.adapters.cores import SOCKETS, Core
 from rouse_gpu_server.logic.shelf import Shelf
+from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.records import Executor, Lease, Model, Resident
 
 LOG = logging.getLogger(__name__)
 # Socket paths have 107 bytes at most: names of versions and instances are shortened to so many hex digits.
 SHORT = 16
+# Tapes that an attachment waits for, and an eviction; an executor takes milliseconds for each.
+AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Sessions:
     shelf: the tapes of the node.
     """
 
-    def __init__(self, memory: Path, shelf: Shelf) -> None:
-        self._folder, self._shelf = memory / SOCKETS, shelf
+    def __init__(self, memory: Path, shelf: Shelf, background: Background) -> None:
+        self._folder, self._shelf, self._background = memory / SOCKETS, shelf, background
         self._cores: Mapping[str, Core] = {}
         self._open: dict[str, _Session] = {}
         self._mappings: dict[_Session, _Mapping] = {}
@@ -105,7 +108,8 @@ class Sessions:
                     resident.segment.path, layout,
                 )  # fmt: skip
                 self._mappings[session] = _Mapping(attachment_id)
-                await self._load(native, session, model)
+                if await self._load(native, session, model):
+                    self._background.start(self.refresh_tapes(model), f"tapes of {version_id} on {device}")
             self._open[executor.instance_id] = session
             await native.open_session(
                 executor.instance_id, version_id, socket, processes.user(executor.pid),
@@ -115,13 +119,12 @@ class Sessions:
 
     # ---- tapes ----
 
-    async def _load(self, native: Core, session: _Session, model: Model) -> None:
-        """Gives the executor the version's tapes that it does not have yet. Never fails: without tapes instances
-        execute all requests."""
+    async def _load(self, native: Core, session: _Session, model: Model) -> bool:
+        """Gives the executor some of the version's tapes that it does not have yet; whether there are more. Never
+        fails: without tapes instances execute all requests."""
         mapping = self._mappings[session]
-        for name, answers, path in self._shelf.tapes(model.version, model.artefact):
-            if name in mapping.tapes:
-                continue
+        new = [tape for tape in self._shelf.tapes(model.version, model.artefact) if tape[0] not in mapping.tapes]
+        for name, answers, path in new[:AT_ONCE]:
             mapping.tapes[name] = None
             inputs = [core.TapeTensor(name=x.name, datatype=x.datatype, shape=x.shape) for x in answers.inputs]
             try:
@@ -130,13 +133,17 @@ class Sessions:
                 mapping.tapes[name] = answers.key
             except RouseError as error:
                 LOG.warning("tape not loaded function=%s device=%s reason=%s", model.function, session.device, error)
+        return len(new) > AT_ONCE
 
     async def refresh_tapes(self, model: Model) -> None:
         """Gives tapes that are new on the node to every executor that has the version."""
         for session in [s for s in self._mappings if s.version_id == model.version_id]:
-            async with self._locks.holding(f"{session.device}/{session.version_id}"):
-                if session in self._mappings:
-                    await self._load(self._cores[session.device], session, model)
+            more = True
+            while more:
+                # Let go in between: an eviction does not wait for all of them.
+                async with self._locks.holding(f"{session.device}/{session.version_id}"):
+                    native, mapped = self._cores[session.device], session in self._mappings
+                    more = mapped and await self._load(native, session, model)
 
     def access(self, lease: Lease) -> TapeAccess | None:
         """How requests are answered by tapes under a lease; None where there are none for it."""
