@@ -1,4 +1,4 @@
-"""Pictures of results."""
+"""Pictures of results, SVG or PNG by the name of their file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def bars(path: Path, title: str, unit: str, rows: Sequence[tuple[str, float]]) -
     """Horizontal bars, the first on top, with their figures."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 0.45 * len(rows) + 1))
@@ -28,7 +28,7 @@ def lines(path: Path, title: str, x: str, y: str, series: Mapping[str, Sequence[
     """One line a series."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
@@ -47,5 +47,6 @@ def _save(figure: object, path: Path) -> None:
     assert isinstance(figure, Figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The same figures give the same file.
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    dated = {".svg": {"Date": None}, ".png": {"Software": None}}[path.suffix]
+    figure.savefig(path, bbox_inches="tight", metadata=dated, dpi=150)
     pyplot.close(figure)

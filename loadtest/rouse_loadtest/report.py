@@ -100,6 +100,12 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows)])
 
 
+def markdown(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    """The same as a table of Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines) + "\n"
+
+
 def figure(value: float) -> str:
     """Three digits that count."""
     if value == 0:

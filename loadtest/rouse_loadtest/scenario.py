@@ -15,7 +15,7 @@ class Run:
 
     Args:
         folder: for its files; gone afterwards.
-        plots: where pictures go, one SVG a picture.
+        plots: where pictures go, one file a picture.
         quick: few short rounds, to see that it works; its figures say little.
     """
 

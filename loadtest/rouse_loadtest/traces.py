@@ -10,7 +10,18 @@ import numpy.typing as npt
 
 from rouse_loadtest.report import ROOT
 
-AZURE = ROOT / "loadtest" / "traces" / "azure_functions_2019_1350fn_1day_invocations.csv.gz"
+TRACES = ROOT / "loadtest" / "traces"
+AZURE = TRACES / "azure_functions_2019_1350fn_1day_invocations.csv.gz"
+
+
+def torpor_minutes() -> npt.NDArray[np.int64]:
+    """Requests a minute of the functions that Torpor's authors played: [203, 31]. The last minute was cut off."""
+    return np.loadtxt(TRACES / "torpor_samples.csv", dtype=np.int64, delimiter=",", skiprows=1)[:, 1:]
+
+
+def torpor_rates() -> npt.NDArray[np.float64]:
+    """Requests a minute of the functions that they drew their busy ones from: [1336]."""
+    return np.loadtxt(TRACES / "torpor_rates.csv", skiprows=1)
 
 
 def azure_minutes() -> npt.NDArray[np.int64]:

@@ -4,10 +4,13 @@ INFless-KA of Torpor's comparison (7.3). A function's gaps between requests are 
 it keeps its memory as long as the `percentile` of its gaps, within bounds (Shahrad et al., ATC 2020, section 4.2, whose
 histogram INFless takes up). Before there are enough gaps, it keeps it for the longest time. INFless joins a long and a
 short history and warms up ahead of time; here there is one history, and it starts a function when a request needs it.
+Torpor's authors gave each function the percentile of its gaps in the very trace that they then played: `lifespan`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Upper ends of the histogram's bins, seconds: each half as long again as the one before.
@@ -49,6 +52,16 @@ def learn(state: State, gap_s: float) -> State:
     counts = list(state.counts)
     counts[place] += 1
     return State(tuple(counts))
+
+
+def lifespan(gaps: Sequence[float], settings: Settings) -> float:
+    """The percentile of gaps that are all known, between the two nearest of them, within the bounds."""
+    if len(gaps) < settings.min_gaps:
+        return settings.max_s
+    ordered = sorted(gaps)
+    place = settings.percentile * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return min(max(low + (high - low) * (place - math.floor(place)), settings.min_s), settings.max_s)
 
 
 def decide(snapshot: None, state: State, settings: Settings, now: float) -> tuple[Decision, State]:

@@ -61,6 +61,38 @@ def counted(minutes: Sequence[Sequence[int]], seed: int) -> Arrivals:
     return _ordered(parts, len(minutes))
 
 
+def paced(minutes: Sequence[Sequence[float]], seed: int) -> Arrivals:
+    """Arrivals as the authors of Torpor sent theirs (`sender_from_trace.py` of github.com/FCSLab/torpor): one stream.
+
+    The pauses between a minute's requests are whole milliseconds, Poisson distributed around the minute over their
+    number; whose request it is, is drawn by the functions' counts. So all together come far more evenly than Poisson
+    arrivals (a pause varies by the root of its milliseconds, not by all of them), and each function's are close to
+    those.
+
+    Args:
+        minutes: a function's counts or rates, minute by minute, for each function; at least one function.
+    """
+    random = np.random.default_rng(seed)
+    now, times, functions = 0.0, [np.zeros(0)], [np.zeros(0, dtype=np.int32)]
+    for rates in np.asarray(minutes, dtype=np.float64).T:
+        total = int(rates.sum())
+        if not total:
+            now += MINUTE_S
+            continue
+        came = now + np.cumsum(random.poisson(MINUTE_S * 1000 / total, total) / 1000)
+        times.append(came)
+        functions.append(random.choice(len(rates), total, p=rates / rates.sum()).astype(np.int32))
+        now = float(came[-1])
+    return Arrivals(np.concatenate(times), np.concatenate(functions), len(minutes))
+
+
+def gaps(arrivals: Arrivals) -> list[list[float]]:
+    """Of each function the pauses between its requests, seconds."""
+    order = np.argsort(arrivals.functions, kind="stable")
+    ends = np.searchsorted(arrivals.functions[order], np.arange(1, arrivals.count))
+    return [np.diff(times).tolist() for times in np.split(arrivals.times[order], ends)]
+
+
 def uniform_rates(count: int, low: float, high: float, seed: int) -> list[float]:
     """Rates drawn evenly between two bounds, requests a minute."""
     return [float(rate) for rate in np.random.default_rng(seed).uniform(low, high, count)]

@@ -16,10 +16,13 @@ from rouse_simulator.profile import NodeProfile
 from rouse_simulator.results import DeviceResult
 from rouse_simulator.variants import Binding, Variant
 
+# Functions that share a runtime are bounded by memory alone.
+UNLIMITED = 1_000_000
+
 
 class _Device:
-    def __init__(self, name: str, free_bytes: int, line: Line, result: DeviceResult) -> None:
-        self.name, self.free_bytes, self.line, self.result = name, free_bytes, line, result
+    def __init__(self, name: str, free_bytes: int, places: int, line: Line, result: DeviceResult) -> None:
+        self.name, self.free_bytes, self.places, self.line, self.result = name, free_bytes, places, line, result
         self.busy = False
         self.taken_at = 0.0
 
@@ -48,8 +51,9 @@ class EarlyNode:
         self._from = measured_from
         self._reclaims = variant.binding is Binding.KEEP_ALIVE
         free = profile.pool_bytes if variant.remoting else profile.device_bytes
+        places = UNLIMITED if variant.remoting else profile.native_places
         settings = queueing.Settings(max_acquiring=len(profile.devices) + 1, order=variant.order)
-        self._devices = {d: _Device(d, free, Line(settings), DeviceResult(name, d)) for d in profile.devices}
+        self._devices = {d: _Device(d, free, places, Line(settings), DeviceResult(name, d)) for d in profile.devices}
         self._lives: dict[str, _Life] = {}
         # Functions that have requests and no device, the longest waiting first; and their requests.
         self._homeless: deque[Function] = deque()
@@ -72,12 +76,15 @@ class EarlyNode:
         return function.model.resident_bytes + runtime
 
     def _bind(self, function: Function) -> bool:
-        snapshot = binding.Snapshot(self._need(function), tuple((d.name, d.free_bytes) for d in self._devices.values()))
+        free = tuple((d.name, d.free_bytes) for d in self._devices.values() if d.places)
+        snapshot = binding.Snapshot(self._need(function), free)
         decision, _ = binding.decide(snapshot, binding.State(), binding.Settings(), self._clock.now)
         if decision.device is None:
             return False
         function.bound = decision.device
-        self._devices[decision.device].free_bytes -= snapshot.need_bytes
+        device = self._devices[decision.device]
+        device.free_bytes -= snapshot.need_bytes
+        device.places -= 1
         return True
 
     def arrive(self, request: Request) -> None:
@@ -119,7 +126,9 @@ class EarlyNode:
         life = self._lives[function.name]
         if number != life.expires or life.executing or function.waiting or not function.bound:
             return
-        self._devices[function.bound].free_bytes += self._need(function)
+        device = self._devices[function.bound]
+        device.free_bytes += self._need(function)
+        device.places += 1
         function.bound = ""
         self._start_homeless()
 
@@ -155,8 +164,10 @@ class EarlyNode:
         life = self._lives[function.name]
         life.executing -= 1
         if self._reclaims and not life.executing and not function.waiting:
-            decision, _ = keep_alive.decide(None, life.gaps, self._variant.keep, now)
-            self._clock.at(now + decision.keep_s, self._expire, function, life.expires)
+            keep_s = function.lifespan_s
+            if keep_s is None:
+                keep_s = keep_alive.decide(None, life.gaps, self._variant.keep, now)[0].keep_s
+            self._clock.at(now + keep_s, self._expire, function, life.expires)
         self._dispatch(device)
 
     def check(self) -> None:

@@ -22,14 +22,15 @@ class Request:
 
 
 class Function:
-    """A deployed function on one node."""
+    """A deployed function on one node. `lifespan_s`: how long it is kept alive where that is known from its history."""
 
-    __slots__ = ("bound", "heavy", "model", "name", "result", "waiting")
+    __slots__ = ("bound", "heavy", "lifespan_s", "model", "name", "result", "waiting")
 
     def __init__(self, name: str, model: Model, heavy: bool, result: FunctionResult) -> None:
         self.name, self.model, self.heavy, self.result = name, model, heavy, result
         self.waiting: deque[Request] = deque()
         self.bound = ""
+        self.lifespan_s: float | None = None
 
 
 class Line:

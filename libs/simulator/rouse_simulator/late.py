@@ -120,7 +120,8 @@ class LateNode:
     def _start(self, function: Function) -> bool:
         """Starts the function's next request, unless no idle device can have room for its model."""
         holders = self._holders[function.name]
-        idle = sorted(self._idle, key=lambda name: -self._devices[name].free_bytes)
+        # Who has rested longest comes first, so that devices take turns where the policy has no preference.
+        idle = list(self._idle)
         while idle:
             snapshot = interference.Snapshot(function.name, tuple(idle), tuple(holders), self._loading)
             decision, self._random = interference.decide(snapshot, self._random, self._scheduling, self._clock.now)

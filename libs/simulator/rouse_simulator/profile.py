@@ -56,6 +56,8 @@ class NodeProfile:
 
     Args:
         device_bytes, runtime_bytes: a device's memory, and what a process's runtime takes of it.
+        pool_limit_bytes: what late binding takes of a device for models at most.
+        native_places: processes with a runtime of their own that a device takes at most.
         host_bytes: memory for host copies.
         flow_bytes_s, switch_bytes_s: what one copy from the host reaches, and all over one switch together.
         tail_s: computing that is left when the last byte of a swap has arrived.
@@ -65,6 +67,8 @@ class NodeProfile:
     devices: tuple[str, ...]
     device_bytes: int
     runtime_bytes: int
+    pool_limit_bytes: int
+    native_places: int
     host_bytes: int
     topology: Topology
     flow_bytes_s: float
@@ -76,7 +80,7 @@ class NodeProfile:
     @property
     def pool_bytes(self) -> int:
         """What a device has for models when they share one runtime."""
-        return self.device_bytes - self.runtime_bytes
+        return min(self.device_bytes - self.runtime_bytes, self.pool_limit_bytes)
 
     def alone(self, device: str) -> NodeProfile:
         """The same node with one device only."""
@@ -152,6 +156,8 @@ def _node(entry: Mapping[str, Any]) -> NodeProfile:
         devices=devices,
         device_bytes=int(_positive(entry, "device_bytes")),
         runtime_bytes=int(entry["runtime_bytes"]),
+        pool_limit_bytes=int(_positive(entry, "pool_limit_bytes")),
+        native_places=int(_positive(entry, "native_places")),
         host_bytes=int(_positive(entry, "host_bytes")),
         topology=topology,
         flow_bytes_s=_positive(entry, "flow_bytes_s"),

@@ -28,6 +28,7 @@ class Setup:
         warmup_s: what arrives before it is served, and not counted.
         nodes: how many nodes of the profile's kind there are.
         seed: of whatever a policy draws by chance.
+        lifespans_s: of each function, by number, how long keep-alive keeps it after a request; None: it learns it.
         drain_s: how long the run goes on once nothing arrives any more; None: for the longest deadline.
     """
 
@@ -38,6 +39,7 @@ class Setup:
     warmup_s: float = 0.0
     nodes: int = 1
     seed: int = 0
+    lifespans_s: Sequence[float] | None = None
     drain_s: float | None = None
 
 
@@ -78,6 +80,8 @@ class Simulation:
             turn = kinds.get(model.name, first[model.name])
             kinds[model.name] = turn + 1
             function = Function(f"f{number:05}", model, heavy[model.name], FunctionResult(model.name, model.deadline_s))
+            if self.setup.lifespans_s is not None:
+                function.lifespan_s = self.setup.lifespans_s[number]
             self._functions.append(function)
             self._home.append(self.nodes[turn % count])
             here[turn % count].append(function)

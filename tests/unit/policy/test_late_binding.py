@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +139,13 @@ def test_a_lifespan_covers_its_share_of_the_gaps(gaps: list[float], percentile: 
         assert sum(gap <= decision.keep_s for gap in gaps) >= percentile * len(gaps) - 1e-9
 
 
+@given(st.lists(st.floats(1, 600), min_size=5, max_size=80), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_lifespan_of_known_gaps_is_their_percentile(gaps: list[float], percentile: float) -> None:
+    found = keep_alive.lifespan(gaps, keep_alive.Settings(percentile=percentile))
+    assert found == pytest.approx(float(np.percentile(gaps, percentile * 100)))
+
+
 def test_without_a_history_the_longest_lifespan_holds() -> None:
     decision, _ = keep_alive.decide(None, keep_alive.State(), keep_alive.Settings(), 0.0)
     assert decision.keep_s == keep_alive.Settings().max_s
+    assert keep_alive.lifespan([], keep_alive.Settings()) == keep_alive.Settings().max_s

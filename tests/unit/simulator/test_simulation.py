@@ -14,7 +14,7 @@ from rouse_simulator import arrivals, profile
 from rouse_simulator.arrivals import Arrivals
 from rouse_simulator.results import Results
 from rouse_simulator.simulation import Setup, Simulation, is_heavy, round_robin, simulate
-from rouse_simulator.variants import FULL, NATIVE, VARIANTS, Binding, Variant
+from rouse_simulator.variants import FULL, KEEP_ALIVE, NATIVE, VARIANTS, Binding, Variant
 
 TORPOR = profile.torpor()
 # Tight memory, so that everything is swapped all the time.
@@ -97,6 +97,34 @@ def test_native_executes_as_many_as_fit() -> None:
     need = [m.resident_bytes + TORPOR.node.runtime_bytes for m in models]
     assert results.executed() * min(need) <= 4 * TORPOR.node.device_bytes
     assert results.compliant() <= results.executed() < 160
+
+
+def test_native_has_no_more_places_than_the_authors_scripts() -> None:
+    resnet = TORPOR.model("ResNet-152")
+    results = simulate(Setup(TORPOR, NATIVE, [resnet] * 160, 60.0), arrivals.poisson([30.0] * 160, 60.0, seed=1))
+    assert results.executed() == 4 * TORPOR.node.native_places == 72
+
+
+def test_busy_functions_load_all_devices_alike() -> None:
+    resnet = TORPOR.model("ResNet-152")
+    coming = arrivals.paced([[200.0] * 2] * 40, seed=3)
+    results = simulate(Setup(TORPOR, FULL, [resnet] * 40, 120.0), coming)
+    busy = [device.busy_s for device in results.devices]
+    assert min(busy) > 0.9 * max(busy)
+
+
+def test_a_known_lifespan_ends_a_function_that_rests_longer() -> None:
+    resnet = TORPOR.model("ResNet-152")
+    node = replace(TORPOR.node.alone("gpu0"), native_places=1)
+    one = profile.Profile("one-place", (resnet,), node)
+    # Asked again within its lifespan the function still has the place; the other gets it once the lifespan is over.
+    coming = [(0.0, 0), (3.0, 0), (4.0, 1), (9.0, 0)]
+    setup = Setup(one, KEEP_ALIVE, [resnet] * 2, 60.0, lifespans_s=[5.0, 5.0])
+    first, second = simulate(setup, arriving(coming, 2)).functions
+    ends = 3.0 + resnet.native_s + 5.0
+    assert list(second.latencies_s) == pytest.approx([ends + resnet.cold_start_s + resnet.native_s - 4.0], rel=1e-5)
+    assert list(first.latencies_s)[:2] == pytest.approx([resnet.native_s] * 2)
+    assert first.latencies_s[2] > resnet.cold_start_s
 
 
 def test_a_profile_names_the_file_and_the_field(tmp_path) -> None:
