@@ -13,7 +13,8 @@ from sqlalchemy import exc, text
 
 from rouse_common.errors import Unavailable
 from rouse_store import Database, Unit, WriterLock, migrate
-from rouse_store.models import Artefact, Function, Instance, Node
+from rouse_store.models import DEFAULT_TENANT, Artefact, Function, Instance, Node
+from rouse_store.repositories.usage_hours import Period
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 DIGEST = "ab" * 32
@@ -209,6 +210,61 @@ async def test_usage_is_summed_by_tenant_and_by_function(database: Database) -> 
     assert await rows(["function"], "nobody") == []
     assert await rows(["tenant"], most=1) == [("u", 2, 1, 11.0)]
     assert (await database.run(lambda unit: unit.usage.total("f", ["v1", "v2"]))).requests == 3
+
+
+async def test_hours_add_up_to_the_totals_and_a_period_takes_its_hours(database: Database) -> None:
+    late = {"finished_at": NOW - timedelta(hours=2), "recorded_at": NOW}
+    wrong = {"finished_at": datetime(1970, 1, 1, tzinfo=UTC), "recorded_at": NOW + timedelta(hours=1)}
+    records = [usage("a"), usage("b", **late), usage("c", "g", tenant="u", **late), usage("d", **wrong)]
+    await database.run(lambda unit: unit.usage.add(records))
+    await database.run(lambda unit: unit.usage.add(records))
+
+    async def listed(period: Period, most: int = 10, last: Any = None, tenant: str = "") -> list[tuple[Any, ...]]:
+        found = await database.run(lambda unit: unit.usage.ledger(tenant, most, period, last))
+        return [(*key.values(), total.requests) for key, total in found]
+
+    hour = NOW.replace(minute=0, second=0, microsecond=0)
+    before, after = hour - timedelta(hours=2), hour + timedelta(hours=1)
+    whole = [(before, "t", "f", 1), (before, "u", "g", 1), (hour, "t", "f", 1), (after, "t", "f", 1)]
+    assert await listed(Period()) == whole
+    assert await listed(Period(until=hour)) == whole[:2]
+    assert await listed(Period(hour, after)) == whole[2:3]
+    assert await listed(Period(), tenant="u") == whole[1:2]
+    assert await listed(Period(), 2) == whole[:2]
+    assert await listed(Period(), 2, whole[1][:3]) == whole[2:]
+    in_all = await database.run(lambda unit: unit.usage.by(["tenant"], "", 10))
+    by_hours = await database.run(lambda unit: unit.usage.by(["tenant"], "", 10, Period(since=before)))
+    assert in_all == by_hours
+    assert await database.run(lambda unit: unit.usage.prune_hours(hour)) == 2
+    assert await listed(Period()) == whole[2:]
+
+
+async def test_host_memory_counts_for_the_owner_once_a_node(database: Database) -> None:
+    def prepare(unit: Unit) -> None:
+        add_version(unit, "f", "v1")
+        add_version(unit, "g", "w1")
+        for node in ("n0", "n1", "n2"):
+            add_node(unit, node)
+        rows = [
+            # On two devices of a node there is still one copy in its host memory.
+            ("n0", "v1", "", "HOST"), ("n0", "v1", "gpu0", "DEVICE"), ("n0", "v1", "gpu1", "EXECUTING"),
+            ("n1", "v1", "", "HOST"), ("n2", "v1", "", "HOST"), ("n1", "w1", "", "DISK"),
+        ]  # fmt: skip
+        for node, version_id, device, state in rows:
+            unit.session.execute(
+                text("INSERT INTO placements VALUES (:n, :v, :d, :s, 100, '', 0, now())"),
+                {"n": node, "v": version_id, "d": device, "s": state},
+            )
+        unit.session.execute(text("UPDATE nodes SET state = 'LOST' WHERE node_id = 'n2'"))
+        unit.usage.add([usage("a", tenant="caller", recorded_at=NOW)])
+
+    await database.run(prepare)
+    for _ in range(2):
+        await database.run(lambda unit: unit.usage.accrue_host_memory(NOW, 10.0))
+    for period in (Period(), Period(since=NOW - timedelta(hours=1))):
+        found = await database.run(lambda unit, p=period: unit.usage.by(["tenant", "function"], "", 10, p))
+        told = [(key["tenant"], key["function"], s.requests, s.device_ms, s.host_ms, s.host_byte_s) for key, s in found]
+        assert told == [("caller", "f", 1, 2.0, 0.0, 0.0), (DEFAULT_TENANT, "f", 0, 0.0, 40_000.0, 4_000.0)]
 
 
 async def test_ledgers_are_bounded_and_totals_stay(database: Database) -> None:

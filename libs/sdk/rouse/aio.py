@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,6 +47,7 @@ _GROUPINGS: Mapping[str | None, contract.UsageGrouping] = {
     None: contract.USAGE_GROUPING_UNSPECIFIED,
     "tenant": contract.USAGE_GROUPING_TENANT,
     "function": contract.USAGE_GROUPING_FUNCTION,
+    "hour": contract.USAGE_GROUPING_HOUR,
 }
 
 
@@ -317,18 +319,43 @@ class AsyncClient:
                     return [convert.span(span) for span in response.spans]
             await self._transport.sleep(SPANS_POLL_S)
 
-    async def usage(self, *, by: str | None = None, tenant: str = "", timeout: float | None = None) -> list[UsageRow]:
-        """What requests used in all, those that kept devices longest first, 1,000 rows at most.
+    async def usage(
+        self,
+        *,
+        by: str | None = None,
+        tenant: str = "",
+        since: datetime | None = None,
+        until: datetime | None = None,
+        timeout: float | None = None,
+    ) -> list[UsageRow]:
+        """What requests used, those that kept devices longest first, 1,000 rows at most; by hours all rows, in order.
 
         Args:
-            by: "tenant" or "function" for a row each; None for a row for every pair of them.
+            by: "tenant" or "function" for a row each, "hour" for the ledger: a row for every hour, tenant and function;
+                None for a row for every pair of tenant and function.
             tenant: whose requests; empty is the caller's own tenant, for administrators everybody.
+            since, until: only the hours from one to before the other, each on a whole hour with its time zone. Without
+                them what was used in all.
+            timeout: of each call; a ledger is read in pages of 1,000 rows.
         """
         if by not in _GROUPINGS:
-            raise InvalidArgument(f"by='{by}': want one of tenant, function", reason="BAD_GROUPING")
-        request = contract.GetUsageRequest(tenant=tenant, grouping=_GROUPINGS[by])
-        response = await self._read("GetUsage", request, timeout)
-        return [UsageRow(row.tenant, row.function, convert.usage(row.usage)) for row in response.rows]
+            raise InvalidArgument(f"by='{by}': want one of tenant, function, hour", reason="BAD_GROUPING")
+        request = contract.GetUsageRequest(
+            tenant=tenant,
+            grouping=_GROUPINGS[by],
+            since=convert.moment(since, "since"),
+            until=convert.moment(until, "until"),
+        )
+        rows: list[UsageRow] = []
+        while True:
+            response = await self._read("GetUsage", request, timeout)
+            rows += [
+                UsageRow(row.tenant, row.function, convert.usage(row.usage), convert.time(row, "hour"))
+                for row in response.rows
+            ]
+            if not response.next_page_token or response.next_page_token == request.page_token:
+                return rows
+            request.page_token = response.next_page_token
 
     async def status(self, *, timeout: float | None = None) -> Status:
         """Services, nodes and devices of the mesh."""

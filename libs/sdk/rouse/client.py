@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -222,9 +223,17 @@ class Client:
         """The spans of a trace in the order of their start, once they are all there."""
         return finish(self._client.trace(trace_id, settle=settle, timeout=timeout))
 
-    def usage(self, *, by: str | None = None, tenant: str = "", timeout: float | None = None) -> list[UsageRow]:
-        """What requests used in all, those that kept devices longest first."""
-        return finish(self._client.usage(by=by, tenant=tenant, timeout=timeout))
+    def usage(
+        self,
+        *,
+        by: str | None = None,
+        tenant: str = "",
+        since: datetime | None = None,
+        until: datetime | None = None,
+        timeout: float | None = None,
+    ) -> list[UsageRow]:
+        """What requests used, those that kept devices longest first; by hours the ledger, in order."""
+        return finish(self._client.usage(by=by, tenant=tenant, since=since, until=until, timeout=timeout))
 
     def status(self, *, timeout: float | None = None) -> Status:
         """Services, nodes and devices of the mesh."""

@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from rouse import types
+from rouse.errors import InvalidArgument
 from rouse_contracts import functions as contract
 from rouse_contracts import specs
 
@@ -101,7 +102,21 @@ def description(message: contract.GetFunctionResponse) -> types.Description:
 
 
 def usage(message: contract.UsageSummary) -> types.Usage:
-    return types.Usage(message.requests, message.failures, message.device_ms, message.swap_ins, message.swap_ms)
+    return types.Usage(
+        message.requests, message.failures, message.device_ms, message.swap_ins, message.swap_ms, message.host_ms,
+        message.host_byte_s, message.billed_ms,
+    )  # fmt: skip
+
+
+def moment(when: datetime | None, field: str) -> Timestamp | None:
+    """A time as a message. Raises InvalidArgument BAD_PERIOD for one without a time zone."""
+    if when is None:
+        return None
+    if when.tzinfo is None:
+        raise InvalidArgument(f"{field}={when!r} has no time zone: say datetime(..., tzinfo=UTC)", reason="BAD_PERIOD")
+    stamp = Timestamp()
+    stamp.FromDatetime(when)
+    return stamp
 
 
 def residency(message: contract.Residency) -> types.Residency:

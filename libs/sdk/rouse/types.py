@@ -152,22 +152,28 @@ class Residency:
 
 @dataclass(frozen=True)
 class Usage:
-    """Totals; `device_ms` is the time that devices worked."""
+    """Totals: `device_ms` is the time that devices worked, `host_ms` and `host_byte_s` that weights lay in the host
+    memory of nodes, and `billed_ms` what is paid for, in milliseconds of a device."""
 
     requests: int
     failures: int
     device_ms: float
     swap_ins: int
     swap_ms: float
+    host_ms: float = 0.0
+    host_byte_s: float = 0.0
+    billed_ms: float = 0.0
 
 
 @dataclass(frozen=True)
 class UsageRow:
-    """What the requests of a tenant to a function used; either is empty where rows stand for the other alone."""
+    """What the requests of a tenant to a function used; either is empty where rows stand for the other alone. `hour` is
+    when the hour began where rows are hours."""
 
     tenant: str
     function: str
     usage: Usage
+    hour: datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -361,6 +361,27 @@ class UsageTotal(Base):
     device_ms: Mapped[float]
     swap_ins: Mapped[int] = mapped_column(BigInteger)
     swap_ms: Mapped[float]
+    # Time in the host memory of nodes, and times bytes.
+    host_ms: Mapped[float] = mapped_column(server_default=text("0"))
+    host_byte_s: Mapped[float] = mapped_column(server_default=text("0"))
+
+
+class UsageHour(Base):
+    """The same as UsageTotal within one hour, for bills of a period."""
+
+    __tablename__ = "usage_hours"
+
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    function: Mapped[str] = mapped_column(primary_key=True)
+    version_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    failures: Mapped[int] = mapped_column(BigInteger)
+    device_ms: Mapped[float]
+    swap_ins: Mapped[int] = mapped_column(BigInteger)
+    swap_ms: Mapped[float]
+    host_ms: Mapped[float]
+    host_byte_s: Mapped[float]
 
 
 class Event(Base):

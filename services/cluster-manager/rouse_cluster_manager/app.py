@@ -22,7 +22,7 @@ from rouse_cluster_manager.config import ClusterManagerConfig
 from rouse_cluster_manager.deletion import Deletions
 from rouse_cluster_manager.fleet import Fleet
 from rouse_cluster_manager.instances import Instances
-from rouse_cluster_manager.ledger import Ledger
+from rouse_cluster_manager.ledger import ACCRUE_S, Ledger
 from rouse_cluster_manager.publisher import AccessPublisher, RoutingPublisher
 from rouse_cluster_manager.service import ClusterService
 from rouse_cluster_manager.supervisor import Gate, Supervisor
@@ -151,6 +151,7 @@ class ClusterManager:
             "instances": self._when_open("watching instances", EXPIRE_S, self._instances.expire),
             "drops": self._when_open("having nodes drop versions", DROP_S, self._deletions.carry_out_drops),
             "ledger": self._when_open("forgetting what is old", PRUNE_S, self._ledger.prune),
+            "host memory": self._when_open("counting host memory", ACCRUE_S, self._ledger.accrue_host_memory),
             "old keys": self._when_open("forgetting keys", PRUNE_S, self._keys.prune),
             "old nodes": self._when_open("forgetting nodes", PRUNE_S, self._fleet.forget_lost),
         }

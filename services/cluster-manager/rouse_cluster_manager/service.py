@@ -118,7 +118,7 @@ class ClusterService(cluster.ClusterServiceServicer):
 
     async def GetUsage(self, request: cluster.GetUsageRequest, context: Context) -> cluster.GetUsageResponse:
         self._gate.check()
-        return cluster.GetUsageResponse(rows=await self._ledger.usage(request.tenant, request.grouping))
+        return await self._ledger.usage(request)
 
     async def ListEvents(self, request: cluster.ListEventsRequest, context: Context) -> cluster.ListEventsResponse:
         self._gate.check()

@@ -13,22 +13,28 @@ from sqlalchemy import JSON, Text, cast, column, delete, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from rouse_store.models import UsageRecord, UsageTotal
+from rouse_store.models import UsageHour, UsageRecord, UsageTotal
 from rouse_store.repositories import delete_rows
+from rouse_store.repositories.usage_hours import ALWAYS, Period, accrue_host_memory, after, hour_of, within
 
 KEY = ("function", "version_id", "tenant")
-SUMMED = ("requests", "failures", "device_ms", "swap_ins", "swap_ms")
+COUNTED = ("requests", "failures", "device_ms", "swap_ins", "swap_ms")
+SUMMED = (*COUNTED, "host_ms", "host_byte_s")
+# Rows of the ledger: hour by hour, in this order.
+LEDGER = ("hour", "tenant", "function")
 
 
 @dataclass(frozen=True)
 class UsageSum:
-    """Totals over some versions; times in milliseconds."""
+    """Totals over some versions; times in milliseconds, and byte-seconds in host memory."""
 
     requests: int = 0
     failures: int = 0
     device_ms: float = 0.0
     swap_ins: int = 0
     swap_ms: float = 0.0
+    host_ms: float = 0.0
+    host_byte_s: float = 0.0
 
 
 class Usage:
@@ -42,22 +48,35 @@ class Usage:
         if not rows:
             return 0
         fresh = self._insert(rows)
-        sums: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(lambda: asdict(UsageSum()))
+        totals: dict[tuple[Any, ...], dict[str, Any]] = defaultdict(lambda: asdict(UsageSum()))
+        hours: dict[tuple[Any, ...], dict[str, Any]] = defaultdict(lambda: asdict(UsageSum()))
         for row in rows:
             if row["request_id"] in fresh:
-                total = sums[row["function"], row["version_id"], row["tenant"]]
-                total["requests"] += 1
-                total["failures"] += row["status_code"] != 0
-                total["device_ms"] += row["device_ms"]
-                total["swap_ins"] += row["swapped_in"]
-                total["swap_ms"] += row["swap_ms"]
-        for key, total in sorted(sums.items(), key=lambda entry: entry[0]):
-            upsert = insert(UsageTotal).values(**dict(zip(KEY, key, strict=True)), **total)
-            added = {name: getattr(UsageTotal, name) + upsert.excluded[name] for name in SUMMED}
-            self._session.execute(
-                upsert.on_conflict_do_update(index_elements=[getattr(UsageTotal, name) for name in KEY], set_=added)
-            )
+                key = (row["function"], row["version_id"], row["tenant"])
+                for sums in (totals[key], hours[*key, hour_of(row["finished_at"], row["recorded_at"])]):
+                    sums["requests"] += 1
+                    sums["failures"] += row["status_code"] != 0
+                    sums["device_ms"] += row["device_ms"]
+                    sums["swap_ins"] += row["swapped_in"]
+                    sums["swap_ms"] += row["swap_ms"]
+        self._count(UsageTotal, KEY, totals)
+        self._count(UsageHour, (*KEY, "hour"), hours)
         return len(fresh)
+
+    def _count(
+        self, table: type[UsageTotal] | type[UsageHour], names: Sequence[str],
+        sums: Mapping[tuple[Any, ...], Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        for key, total in sorted(sums.items(), key=lambda entry: entry[0]):
+            upsert = insert(table).values(**dict(zip(names, key, strict=True)), **total)
+            added = {name: getattr(table, name) + upsert.excluded[name] for name in COUNTED}
+            self._session.execute(
+                upsert.on_conflict_do_update(index_elements=[getattr(table, name) for name in names], set_=added)
+            )
+
+    def accrue_host_memory(self, now: datetime, elapsed_s: float) -> None:
+        """Counts the last `elapsed_s` seconds for weights that are in host memory now."""
+        accrue_host_memory(self._session, now, elapsed_s)
 
     def _insert(self, rows: Sequence[Mapping[str, Any]]) -> set[str]:
         """Writes records down; the requests that were not known. They go as one JSON text: the driver quotes that once,
@@ -81,20 +100,42 @@ class Usage:
         )
         return _sum(self._session.execute(query).one())
 
-    def by(self, names: Sequence[str], tenant: str, most: int) -> list[tuple[dict[str, str], UsageSum]]:
-        """Totals for each value of some columns ("function", "tenant") of UsageTotal, those that kept devices
-        longest first, `most` of them.
+    def by(
+        self, names: Sequence[str], tenant: str, most: int, period: Period = ALWAYS
+    ) -> list[tuple[dict[str, str], UsageSum]]:
+        """Totals for each value of some columns ("function", "tenant"), those that kept devices longest first, `most`
+        of them.
 
         Args:
             tenant: only this one's requests; empty is everybody's.
+            period: only what was used in it.
         """
-        columns = [getattr(UsageTotal, name) for name in names]
-        device_ms = func.sum(UsageTotal.device_ms)
-        query = select(*columns, *(func.sum(getattr(UsageTotal, name)) for name in SUMMED)).group_by(*columns)
+        table = UsageTotal if period.open else UsageHour
+        columns = [getattr(table, name) for name in names]
+        device_ms = func.sum(table.device_ms)
+        query = select(*columns, *(func.sum(getattr(table, name)) for name in SUMMED)).group_by(*columns)
+        query = query.where(*within(period))
         if tenant:
-            query = query.where(UsageTotal.tenant == tenant)
+            query = query.where(table.tenant == tenant)
         found = self._session.execute(query.order_by(device_ms.desc(), *columns).limit(most)).all()
         return [(dict(zip(names, row, strict=False)), _sum(row[len(names) :])) for row in found]
+
+    def ledger(
+        self, tenant: str, most: int, period: Period, last: tuple[datetime, str, str] | None
+    ) -> list[tuple[dict[str, Any], UsageSum]]:
+        """Usage by LEDGER, in that order, `most` rows from behind the row `last` on."""
+        columns = [getattr(UsageHour, name) for name in LEDGER]
+        query = select(*columns, *(func.sum(getattr(UsageHour, name)) for name in SUMMED)).where(*within(period))
+        if tenant:
+            query = query.where(UsageHour.tenant == tenant)
+        if last is not None:
+            query = query.where(after(last))
+        found = self._session.execute(query.group_by(*columns).order_by(*columns).limit(most)).all()
+        return [(dict(zip(LEDGER, row, strict=False)), _sum(row[len(LEDGER) :])) for row in found]
+
+    def prune_hours(self, before: datetime) -> int:
+        """Forgets hours that began before a time. Totals stay."""
+        return delete_rows(self._session, delete(UsageHour).where(UsageHour.hour < before))
 
     def prune(self, keep: int, before: datetime) -> int:
         """Forgets records beyond the `keep` newest and those recorded before a time. Totals stay."""
@@ -116,4 +157,6 @@ def _sum(values: Sequence[Any]) -> UsageSum:
         device_ms=float(found["device_ms"]),
         swap_ins=int(found["swap_ins"]),
         swap_ms=float(found["swap_ms"]),
+        host_ms=float(found["host_ms"]),
+        host_byte_s=float(found["host_byte_s"]),
     )

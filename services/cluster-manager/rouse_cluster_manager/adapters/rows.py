@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rouse_cluster_manager.state import InstanceView
 from rouse_contracts import cluster, functions
 from rouse_contracts.repository import Artefact as ArtefactMessage
+from rouse_policy import billing
 from rouse_store import models
 from rouse_store.repositories.usage import UsageSum
 from rouse_store.text import clean
@@ -109,7 +110,8 @@ def event_message(row: models.Event) -> functions.Event:
 def usage_message(total: UsageSum) -> functions.UsageSummary:
     return functions.UsageSummary(
         requests=total.requests, failures=total.failures, device_ms=total.device_ms, swap_ins=total.swap_ins,
-        swap_ms=total.swap_ms,
+        swap_ms=total.swap_ms, host_ms=total.host_ms, host_byte_s=total.host_byte_s,
+        billed_ms=billing.billed_ms(total.device_ms, total.host_ms, billing.Settings()),
     )  # fmt: skip
 
 

@@ -48,13 +48,9 @@ class ClusterManager:
         summaries: Sequence[functions.FunctionSummary] = answer.functions
         return summaries
 
-    async def usage(
-        self, tenant: str, grouping: functions.UsageGrouping, timeout_s: float
-    ) -> Sequence[functions.UsageRow]:
-        request = cluster.GetUsageRequest(tenant=tenant, grouping=grouping)
-        answer = await call(self._stub.GetUsage, request, timeout_s=timeout_s)
-        rows: Sequence[functions.UsageRow] = answer.rows
-        return rows
+    async def usage(self, request: cluster.GetUsageRequest, timeout_s: float) -> cluster.GetUsageResponse:
+        answer: cluster.GetUsageResponse = await call(self._stub.GetUsage, request, timeout_s=timeout_s)
+        return answer
 
     async def delete_function(self, name: str, timeout_s: float) -> None:
         await call(self._stub.DeleteFunction, cluster.DeleteFunctionRequest(name=name), timeout_s=timeout_s)

@@ -189,9 +189,13 @@ class FunctionService(functions.FunctionServiceServicer):
         self, request: functions.GetUsageRequest, context: grpc.aio.ServicerContext
     ) -> functions.GetUsageResponse:
         timeout_s = remaining_s(context, self._default_timeout_s)
-        return functions.GetUsageResponse(
-            rows=await self._near.cluster.usage(request.tenant, request.grouping, timeout_s)
-        )
+        asked = cluster.GetUsageRequest(
+            tenant=request.tenant, grouping=request.grouping, page_token=request.page_token,
+            since=request.since if request.HasField("since") else None,
+            until=request.until if request.HasField("until") else None,
+        )  # fmt: skip
+        answer = await self._near.cluster.usage(asked, timeout_s)
+        return functions.GetUsageResponse(rows=answer.rows, next_page_token=answer.next_page_token)
 
     # ---- Calls ----------------------------------------------------------------------------------------
 
