@@ -290,6 +290,39 @@ async def test_usage_says_whose_requests_they_were_after_the_function_is_gone(pl
     await refused(listed(grouping=7), InvalidArgument, "BAD_GROUPING")
 
 
+async def test_bills_of_a_period_come_in_pages_and_add_up(plane: ControlPlane) -> None:
+    version = await plane.deploy("f")
+    # More rows of hours than one answer holds: each tenant's in one hour.
+    for part in range(3):
+        records = [usage(f"r{part}-{i}", version_id=version.version_id, tenant=f"t{part}-{i:03}") for i in range(500)]
+        await plane.call("RecordUsage", cluster.RecordUsageRequest(records=records))
+    request = cluster.GetUsageRequest(grouping=functions.USAGE_GROUPING_HOUR)
+    found: list[functions.UsageRow] = []
+    while not found or request.page_token:
+        answer = await plane.call("GetUsage", request)
+        found += answer.rows
+        request.page_token = answer.next_page_token
+    assert len(found) == 1500
+    assert len({row.tenant for row in found}) == 1500
+    assert sum(row.usage.billed_ms for row in found) == pytest.approx(3000.0)
+    hours = {row.hour.seconds for row in found}
+    assert all(hour % 3600 == 0 for hour in hours)
+
+    async def in_all(since: int, until: int) -> int:
+        asked = cluster.GetUsageRequest(grouping=functions.USAGE_GROUPING_FUNCTION)
+        asked.since.FromSeconds(since)
+        asked.until.FromSeconds(until)
+        return sum(row.usage.requests for row in (await plane.call("GetUsage", asked)).rows)
+
+    assert await in_all(min(hours), max(hours) + 3600) == 1500
+    assert await in_all(min(hours) - 3600, min(hours)) == 0
+    await refused(in_all(3600, 3600), InvalidArgument, "BAD_PERIOD")
+    await refused(in_all(3600, 3600 + 60), InvalidArgument, "BAD_PERIOD")
+    for token in ("?", "x" * 5000, "WzEsMiwzXQ==", "W1tbW10=", "WyIyMDI2LTExLTAxIiwiYSIsImIiXQ=="):
+        bad = cluster.GetUsageRequest(grouping=functions.USAGE_GROUPING_HOUR, page_token=token)
+        await refused(plane.call("GetUsage", bad), InvalidArgument, "BAD_PAGE")
+
+
 async def test_events_are_newest_first_and_limited(plane: ControlPlane) -> None:
     for name in ("f", "g", "f"):
         await plane.deploy(name)

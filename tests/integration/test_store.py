@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy import exc, text
 from rouse_common.errors import Unavailable
 from rouse_store import Database, Unit, WriterLock, migrate
 from rouse_store.models import DEFAULT_TENANT, Artefact, Function, Instance, Node
+from rouse_store.repositories.usage import UsageSum
 from rouse_store.repositories.usage_hours import Period
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -213,8 +215,8 @@ async def test_usage_is_summed_by_tenant_and_by_function(database: Database) -> 
 
 
 async def test_hours_add_up_to_the_totals_and_a_period_takes_its_hours(database: Database) -> None:
-    late = {"finished_at": NOW - timedelta(hours=2), "recorded_at": NOW}
-    wrong = {"finished_at": datetime(1970, 1, 1, tzinfo=UTC), "recorded_at": NOW + timedelta(hours=1)}
+    late: dict[str, Any] = {"finished_at": NOW - timedelta(hours=2), "recorded_at": NOW}
+    wrong: dict[str, Any] = {"finished_at": datetime(1970, 1, 1, tzinfo=UTC), "recorded_at": NOW + timedelta(hours=1)}
     records = [usage("a"), usage("b", **late), usage("c", "g", tenant="u", **late), usage("d", **wrong)]
     await database.run(lambda unit: unit.usage.add(records))
     await database.run(lambda unit: unit.usage.add(records))
@@ -258,11 +260,14 @@ async def test_host_memory_counts_for_the_owner_once_a_node(database: Database) 
         unit.session.execute(text("UPDATE nodes SET state = 'LOST' WHERE node_id = 'n2'"))
         unit.usage.add([usage("a", tenant="caller", recorded_at=NOW)])
 
+    def billed(period: Period, unit: Unit) -> list[tuple[dict[str, str], UsageSum]]:
+        return unit.usage.by(["tenant", "function"], "", 10, period)
+
     await database.run(prepare)
     for _ in range(2):
         await database.run(lambda unit: unit.usage.accrue_host_memory(NOW, 10.0))
     for period in (Period(), Period(since=NOW - timedelta(hours=1))):
-        found = await database.run(lambda unit, p=period: unit.usage.by(["tenant", "function"], "", 10, p))
+        found = await database.run(partial(billed, period))
         told = [(key["tenant"], key["function"], s.requests, s.device_ms, s.host_ms, s.host_byte_s) for key, s in found]
         assert told == [("caller", "f", 1, 2.0, 0.0, 0.0), (DEFAULT_TENANT, "f", 0, 0.0, 40_000.0, 4_000.0)]
 

@@ -117,8 +117,9 @@ def _ablations(how: Run, length: Length) -> tuple[list[Measure], list[Row]]:
         count: ", ".join(f"{name} {statistics.median(values):.1%}" for name, values in found.items())
         for count, found in shares.items()
     }
-    at480 = next(share for count, share in by_count["full"] if count == 480)
-    measures.append(Measure("compliant_share_480.full", [at480], "share", 1.0, "higher"))
+    fewer = [run(FULL, runs.sampled(480, length, seed), length, seed=seed) for seed in length.seeds]
+    at480 = statistics.median(runs.shares(fewer))
+    measures.append(Measure("compliant_share_480.full", runs.shares(fewer), "share", 1.0, "higher"))
     why = (
         "the paper's times include its router and HTTP to the functions, ours only the device: what it shows at 560 "
         "functions shows here at 640"
@@ -210,6 +211,6 @@ PARTS: tuple[Part, ...] = (_one_device, _four_devices, _node, _ablations, _mix, 
 SCENARIO = Scenario(
     name="torpor-sim",
     title="Torpor's Figures 8 to 14 in the simulator, with the paper's latencies; then 10,000 functions",
-    minutes=25,
+    minutes=45,
     measure=_measure,
 )

@@ -195,6 +195,8 @@ class FunctionDouble(contract.FunctionServiceServicer):
         rows = [("acme", "digits", 7), ("", "digits", 2)]
         if request.grouping == contract.USAGE_GROUPING_TENANT:
             rows = [(tenant, "", requests) for tenant, _, requests in rows]
+        if request.grouping == contract.USAGE_GROUPING_HOUR:
+            return self._ledger(request)
         return contract.GetUsageResponse(
             rows=[
                 contract.UsageRow(
@@ -203,6 +205,18 @@ class FunctionDouble(contract.FunctionServiceServicer):
                 for tenant, function, requests in rows
             ]
         )
+
+    def _ledger(self, request: Any) -> Any:
+        """One row a page, an hour each from 2023-11-14 22:00 on, within the period."""
+        hours = [1_699_999_200 + 3600 * i for i in range(3)]
+        hours = [h for h in hours if not request.HasField("since") or h >= request.since.seconds]
+        hours = [h for h in hours if not request.HasField("until") or h < request.until.seconds]
+        page = int(request.page_token or 0)
+        usage = contract.UsageSummary(requests=1, device_ms=0.1, host_ms=1000.0, host_byte_s=64.0, billed_ms=100.1)
+        answer = contract.GetUsageResponse(next_page_token=str(page + 1) if page + 1 < len(hours) else "")
+        for hour in hours[page : page + 1]:
+            answer.rows.add(tenant="acme", function="digits", usage=usage).hour.FromSeconds(hour)
+        return answer
 
     def Infer(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._enter("Infer", request, context)

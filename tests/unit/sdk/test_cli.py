@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -294,6 +295,41 @@ def test_usage(cli: Cli) -> None:
     assert "12.5 ms" in shown
     assert [row["function"] for row in cli.json("usage", "--by", "tenant")["usage"]] == ["", ""]
     assert "tenant" in cli("usage", "--by", "day", code=2) + cli.err
+
+
+def test_a_ledger_is_exported_whole_with_all_its_digits(cli: Cli, tmp_path: Path) -> None:
+    lines = [
+        {
+            "hour": f"2023-11-14T2{hour}:00:00+00:00", "tenant": "acme", "function": "digits", "requests": 1,
+            "failures": 0, "device_ms": 0.1, "swap_ins": 0, "swap_ms": 0.0, "host_ms": 1000.0, "host_byte_s": 64.0,
+            "billed_ms": 100.1,
+        }
+        for hour in (2, 3)
+    ]  # fmt: skip
+    jsonl, table = tmp_path / "bill.jsonl", tmp_path / "bill.csv"
+    assert "2 rows" in cli("usage", "--until", "2023-11-15", "--export", str(jsonl))
+    assert [json.loads(line) for line in jsonl.read_text().splitlines()] == lines
+    assert cli.json("usage", "--export", str(table), "--until", "2023-11-15T01:00+01:00")["rows"] == 2
+    with table.open(newline="") as file:
+        assert list(csv.DictReader(file)) == [{key: str(value) for key, value in line.items()} for line in lines]
+    assert sorted(tmp_path.iterdir()) == [table, jsonl], "nothing half written stays"
+    shown = cli("usage", "--by", "hour", "--since", "2023-11-15")
+    assert "2023-11-15 00:00" in shown, shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--export", "bill.xls"], ".csv or .jsonl"),
+        (["--export", "bill.csv", "--by", "tenant"], "leave out --by"),
+        (["--since", "yesterday"], "2026-11-01"),
+        (["--since", "2026-11-01T10:30"], "whole hour"),
+        (["--since", "2026-11-02", "--until", "2026-11-01"], "not before"),
+    ],
+)
+def test_a_bad_period_or_file_is_refused(cli: Cli, arguments: list[str], says: str) -> None:
+    cli("usage", *arguments, code=2)
+    assert says in " ".join(cli.err.split())
 
 
 def test_logs(cli: Cli, double: Any) -> None:

@@ -70,7 +70,7 @@ def usage(
 def _show(state: State, by: str | None, found: list[UsageRow]) -> None:
     names = ["hour", "tenant", "function"] if by == "hour" else [by] if by else ["tenant", "function"]
     table = text.table(
-        *names, ">requests", ">failed", ">devices worked", ">swap-ins", ">swapping", ">in host memory", ">billed"
+        *names, ">requests", ">failed", ">devices worked", ">swap-ins", ">swapping", ">host memory", ">billed"
     )
     for row in found:
         keys = {

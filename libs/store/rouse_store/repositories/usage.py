@@ -52,13 +52,17 @@ class Usage:
         hours: dict[tuple[Any, ...], dict[str, Any]] = defaultdict(lambda: asdict(UsageSum()))
         for row in rows:
             if row["request_id"] in fresh:
-                key = (row["function"], row["version_id"], row["tenant"])
-                for sums in (totals[key], hours[*key, hour_of(row["finished_at"], row["recorded_at"])]):
-                    sums["requests"] += 1
-                    sums["failures"] += row["status_code"] != 0
-                    sums["device_ms"] += row["device_ms"]
-                    sums["swap_ins"] += row["swapped_in"]
-                    sums["swap_ms"] += row["swap_ms"]
+                hour = hour_of(row["finished_at"], row["recorded_at"])
+                sums = hours[row["function"], row["version_id"], row["tenant"], hour]
+                sums["requests"] += 1
+                sums["failures"] += row["status_code"] != 0
+                sums["device_ms"] += row["device_ms"]
+                sums["swap_ins"] += row["swapped_in"]
+                sums["swap_ms"] += row["swap_ms"]
+        for (*key, _), sums in hours.items():
+            total = totals[tuple(key)]
+            for name in COUNTED:
+                total[name] += sums[name]
         self._count(UsageTotal, KEY, totals)
         self._count(UsageHour, (*KEY, "hour"), hours)
         return len(fresh)
@@ -67,12 +71,15 @@ class Usage:
         self, table: type[UsageTotal] | type[UsageHour], names: Sequence[str],
         sums: Mapping[tuple[Any, ...], Mapping[str, Any]],
     ) -> None:  # fmt: skip
-        for key, total in sorted(sums.items(), key=lambda entry: entry[0]):
-            upsert = insert(table).values(**dict(zip(names, key, strict=True)), **total)
-            added = {name: getattr(table, name) + upsert.excluded[name] for name in COUNTED}
-            self._session.execute(
-                upsert.on_conflict_do_update(index_elements=[getattr(table, name) for name in names], set_=added)
-            )
+        if not sums:
+            return
+        upsert = insert(table)
+        added = {name: getattr(table, name) + upsert.excluded[name] for name in COUNTED}
+        ordered = sorted(sums.items(), key=lambda entry: entry[0])
+        self._session.execute(
+            upsert.on_conflict_do_update(index_elements=[getattr(table, name) for name in names], set_=added),
+            [dict(zip(names, key, strict=True)) | dict(total) for key, total in ordered],
+        )
 
     def accrue_host_memory(self, now: datetime, elapsed_s: float) -> None:
         """Counts the last `elapsed_s` seconds for weights that are in host memory now."""
