@@ -211,6 +211,6 @@ PARTS: tuple[Part, ...] = (_one_device, _four_devices, _node, _ablations, _mix, 
 SCENARIO = Scenario(
     name="torpor-sim",
     title="Torpor's Figures 8 to 14 in the simulator, with the paper's latencies; then 10,000 functions",
-    minutes=45,
+    minutes=30,
     measure=_measure,
 )
