@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import asyncio
 import statistics
 import subprocess
 import sys
@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rouse_loadtest.core_models import MODELS, build
+from rouse_common.lifecycle import loop_factory
+from rouse_loadtest.core_models import MODELS
 from rouse_loadtest.report import Measure, figure, table
+from rouse_loadtest.saved_tape import Saved, executor, save
 from rouse_loadtest.scenario import Run, Scenario
 
 ROUNDS, WARM = 5, 9
@@ -32,64 +34,23 @@ sys.stdout.flush()
 """
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A model as files, one request to it, and what it answers."""
-
-    name: str
-    model: str
-    folder: Path
-    request: bytes
-    answer: bytes
-
-    @property
-    def replay(self) -> list[str]:
-        from rouse_native import redirect
-
-        program = Path(redirect.__file__).parents[1] / "bin" / "rouse-replay"
-        (tape,) = (self.folder / "tapes").glob("*.tape")
-        return [str(program), str(tape), str(self.folder / "image"), "1"]
-
-
 @dataclass
 class Timed:
     """Seconds, one a round."""
 
     python: list[float] = field(default_factory=list)
     cold: list[float] = field(default_factory=list)
+    load: list[float] = field(default_factory=list)
     running: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
 
 
-def save(name: str, folder: Path) -> Saved:
-    """Writes a model's safetensors, image and verified tape. Raises RuntimeError where it is not taped."""
-    import torch
+def replay(saved: Saved) -> list[str]:
+    """The program that replays a saved tape, and nothing else."""
+    import rouse_native
 
-    from rouse_native import redirect, tape
-
-    built = build(name)
-    built.module.save_pretrained(folder)
-    torch.save(built.inputs, folder / "inputs.pt")
-    (folder / "tapes").mkdir()
-    layout = tape.write_image(built.module, folder / "image")
-    names = list(built.inputs)
-    with redirect.spawn_local(tapes=folder / "tapes", model=folder / "image"), torch.inference_mode():
-        expected = built.result(built.module(**built.inputs))
-        there = copy.deepcopy(built.module)
-        tape.adopt_image(there, layout)
-        inputs = [value.to("rouse") for value in built.inputs.values()]
-
-        def function(*given: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = built.result(there(**dict(zip(names, given, strict=True))))
-            return found
-
-        for _ in range(3):
-            tape.record(function, inputs, name)
-        (info,) = tape.infos()
-    if info.tapes != 1 or info.refused:
-        raise RuntimeError(f"{name} has no saved tape: {info.refused}")
-    request = b"".join(value.contiguous().numpy().tobytes() for value in built.inputs.values())
-    return Saved(name, type(built.module).__name__, folder, request, expected.numpy().tobytes())
+    program = Path(rouse_native.__file__).parent / "bin" / "rouse-replay"
+    return [str(program), str(saved.tape), str(saved.image), "1"]
 
 
 def answered(command: Sequence[str], saved: Saved, request: bytes) -> float:
@@ -102,32 +63,16 @@ def answered(command: Sequence[str], saved: Saved, request: bytes) -> float:
     return took
 
 
-def running(saved: Saved) -> tuple[float, float]:
-    """Seconds of the first request to an executor that is running, and of a warm one after it."""
-    with subprocess.Popen([*saved.replay, "--wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        # It is up when it has mapped PyTorch and waits; nothing tells, but its memory stands still.
-        _settled(process.pid)
-        times = []
-        for i in range(1 + WARM):
-            began = time.perf_counter()
-            process.stdin.write((b"" if i else b"!") + saved.request)
-            process.stdin.flush()
-            if process.stdout.read(len(saved.answer)) != saved.answer:
-                raise RuntimeError(f"{saved.name}: replay {i} gave other numbers than the model")
-            times.append(time.perf_counter() - began)
-        process.stdin.close()
-    return times[0], statistics.median(times[2:])
-
-
-def _settled(pid: int) -> None:
-    seen, same = "", 0
-    while same < 5:
-        now = Path(f"/proc/{pid}/statm").read_text()
-        same = same + 1 if now == seen else 0
-        seen = now
-        time.sleep(0.05)
+async def running(saved: Saved) -> tuple[float, float, float]:
+    """Seconds to prepare the tape in a new executor, of its first request, and of a warm one after it."""
+    async with executor({"capacity-mib": 1024}) as served:
+        await served.map(saved)
+        await served.arrived(saved)
+        began = time.perf_counter()
+        await served.load(saved)
+        loaded = time.perf_counter() - began
+        times = [await served.ask(saved) for _ in range(1 + WARM)]
+    return loaded, times[0], statistics.median(times[2:])
 
 
 def measure(run: Run) -> Sequence[Measure]:
@@ -140,8 +85,10 @@ def measure(run: Run) -> Sequence[Measure]:
         python = [sys.executable, "-c", PYTHON, saved.model, str(folder), str(folder / "inputs.pt")]
         for _ in range(1 if run.quick else ROUNDS):
             timed.python.append(answered(python, saved, b""))
-            timed.cold.append(answered(saved.replay, saved, saved.request))
-            first, warm = running(saved)
+            timed.cold.append(answered(replay(saved), saved, saved.request))
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                load, first, warm = runner.run(running(saved))
+            timed.load.append(load)
             timed.running.append(first)
             timed.warm.append(warm)
         rows.append([name, *(figure(1e3 * statistics.median(each)) for each in vars(timed).values())])
@@ -152,10 +99,14 @@ def measure(run: Run) -> Sequence[Measure]:
         found.append(
             Measure(f"running_executor_over_warm.{name}",
                     [a / b for a, b in zip(timed.running, timed.warm, strict=True)],
-                    "ratio", RUNNING_BAR, note="reads and prepares the tape, maps the weights, replays")
+                    "ratio", RUNNING_BAR, note="first request to a running executor with the weights and the tape")
+        )  # fmt: skip
+        found.append(
+            Measure(f"load_tapes_ms.{name}", [1e3 * a for a in timed.load], "ms",
+                    note="a running executor reads and prepares the tape, before its first request")
         )  # fmt: skip
         print(f"  {name}: measured", flush=True)
-    header = ["", "Python ms", "new process ms", "running executor ms", "warm replay ms"]
+    header = ["", "Python ms", "new process ms", "load tape ms", "first request ms", "warm request ms"]
     print(table(rows, header), end="\n\n")
     return found
 

@@ -1,22 +1,30 @@
 """What it costs to run a model that is not on the device: its swap in runs beside the operations that need it.
 
-The device is `host`: the copy is a thread, and the operations are PyTorch's, one compute thread, in this process. Each
-operation waits for just what it reads: a layer's hook asks before the layer runs, an embedding's for its rows.
+The device is `host`: the copy is a thread of a running executor, whose operators compute with one thread. Timed from
+MapModel to the answer: the model is mapped, its tape is read, and the replay waits for just what each operator reads.
+
+Beside it, per-parameter pipelining, in this process: a layer's hook waits before the layer runs, an embedding's for its
+rows, and each parameter is a group.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import mmap
+import shutil
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rouse_common.lifecycle import loop_factory
 from rouse_loadtest import plot
 from rouse_loadtest.report import Measure, table
+from rouse_loadtest.saved_tape import Saved, executor, save
 from rouse_loadtest.scenario import Run, Scenario
 
 MIB = 1 << 20
@@ -194,39 +202,58 @@ class Placed:
             self.swap.wait_ready(address, parameter.nbytes, WAIT_S)
 
 
-def timings(name: str, path: Path, rounds: int, group_bytes: int) -> dict[str, list[float]]:
-    """Seconds of a warm run, and of runs that begin without the model on the device."""
+async def through_an_executor(saved: Saved, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a warm request, and of requests that begin without the model on the device."""
+    taken: dict[str, list[float]] = {"warm": [], "swap": [], "load_then_run": []}
+    async with executor({"capacity-mib": 1024}) as served:
+        await served.map(saved)
+        await served.load(saved)
+        await served.ask(saved)
+        for _ in range(rounds + 1):
+            taken["warm"].append(await served.ask(saved))
+            for way in ("swap", "load_then_run"):
+                await served.unmap()
+                started = time.perf_counter()
+                await served.map(saved)
+                if way == "load_then_run":
+                    await served.arrived(saved)
+                await served.load(saved)
+                await served.ask(saved)
+                taken[way].append(time.perf_counter() - started)
+                await served.arrived(saved)
+    # The first round finds caches cold.
+    return {way: seconds[1:] for way, seconds in taken.items()}
+
+
+def in_this_process(name: str, path: Path, rounds: int, group_bytes: int) -> dict[str, list[float]]:
+    """Seconds of a warm run, and of one that begins without the model on the device, a group a parameter."""
     from rouse_native.memory import MODEL_BASE
 
     placed = Placed(name, path)
     taken: dict[str, list[float]] = {}
     with device_with(path, placed.size_bytes) as (_, space, link, image):
         how = {"order": placed.order, "tables": placed.tables}
-        ways: dict[str, Callable[[], object]] = {
-            "load_then_run": lambda: start(group_bytes).wait(WAIT_S),
-            "per_parameter": lambda: start(0),
-            "swap": lambda: start(group_bytes),
-        }
-
-        def start(group: int) -> Any:
-            placed.swap = swap_in(space, link, image, group_bytes=group, **how)
-            return placed.swap
-
-        start(group_bytes).wait(WAIT_S)
+        placed.swap = swap_in(space, link, image, group_bytes=group_bytes, **how)
+        placed.swap.wait(WAIT_S)
         placed.move(space)
         for _ in range(rounds + 1):
-            for way in ("warm", *ways):
+            for way in ("warm", "per_parameter"):
                 started = time.perf_counter()
                 if way != "warm":
                     space.release(MODEL_BASE)
                     started = time.perf_counter()
-                    ways[way]()
+                    placed.swap = swap_in(space, link, image, group_bytes=0, **how)
                 got = placed.run()
                 taken.setdefault(way, []).append(time.perf_counter() - started)
                 placed.swap.wait(WAIT_S)
                 assert got == placed.expected, f"{name}, {way}: not what the model gives natively"
     # The first round finds caches cold.
     return {way: seconds[1:] for way, seconds in taken.items()}
+
+
+def _over_warm(way: str, name: str, taken: dict[str, list[float]], bar: float | None, note: str) -> Measure:
+    ratios = [seconds / warm for seconds, warm in zip(taken[way], taken["warm"], strict=True)]
+    return Measure(f"{way}_over_warm.{name}", ratios, "ratio", bar, "lower", note)
 
 
 def measure(run: Run) -> Sequence[Measure]:
@@ -240,13 +267,19 @@ def measure(run: Run) -> Sequence[Measure]:
         folder = Path(temporary)
         measures.append(bandwidth(folder, run.plots, rounds, group_bytes))
         for name in MODELS:
-            taken = timings(name, folder / f"{name}.img", model_rounds, group_bytes[0])
-            rows = [[way, f"{sorted(s)[len(s) // 2] * 1000:.1f}"] for way, s in taken.items()]
+            place = folder / name
+            place.mkdir()
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                taken = runner.run(through_an_executor(save(name, place), model_rounds))
+            shutil.rmtree(place)
+            beside = in_this_process(name, folder / f"{name}.img", model_rounds, group_bytes[0])
+            rows = [[way, f"{statistics.median(s) * 1000:.1f}"] for way, s in taken.items()]
+            rows += [[f"{way}, in this process", f"{statistics.median(s) * 1000:.1f}"] for way, s in beside.items()]
             print(table(rows, [name, "ms"]), flush=True)
-            for way, bar in (("swap", SWAP_OVER_WARM[name]), ("load_then_run", None), ("per_parameter", None)):
-                ratios = [seconds / warm for seconds, warm in zip(taken[way], taken["warm"], strict=True)]
-                note = "not on the device before, one compute thread, over a run with the model there"
-                measures.append(Measure(f"{way}_over_warm.{name}", ratios, "ratio", bar, "lower", note))
+            note = "model not on the device before, one compute thread; MapModel to answer over a request with it there"
+            for way, bar in (("swap", SWAP_OVER_WARM[name]), ("load_then_run", None)):
+                measures.append(_over_warm(way, name, taken, bar, note))
+            measures.append(_over_warm("per_parameter", name, beside, None, "the same by hooks, in one process"))
     return measures
 
 

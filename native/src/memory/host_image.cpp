@@ -9,7 +9,7 @@
 
 namespace rouse::memory {
 
-Result<std::unique_ptr<HostImage>> HostImage::open(const std::string& path, uint64_t expected_bytes) {
+Result<std::unique_ptr<HostImage>> HostImage::open(const std::string& path, uint64_t expected_bytes, Pages pages) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (file < 0) {
     return Status(errno == ENOENT ? Code::kNotFound : Code::kFailed, text("host image ", path, ": ", errno_text()));
@@ -21,7 +21,8 @@ Result<std::unique_ptr<HostImage>> HostImage::open(const std::string& path, uint
   if (fstat(file, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0) {
     bytes = static_cast<uint64_t>(info.st_size);
     if (expected_bytes == 0 || expected_bytes == bytes) {
-      data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, file, 0);
+      const int flags = MAP_SHARED | (pages == Pages::kNow ? MAP_POPULATE : 0);
+      data = mmap(nullptr, bytes, PROT_READ, flags, file, 0);
       error = errno;
     }
   }

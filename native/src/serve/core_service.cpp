@@ -179,7 +179,8 @@ void CoreService::load_tapes(const Call& call, Bytes request) {
   if (!read.ok()) return call->fail(invalid("BAD_TAPE", read.status()));
   const auto model = models_.find(read.value().version_id);
   if (model == models_.end() || !model->second.mapped) return call->fail(not_mapped(read.value().version_id));
-  control(call, [this, call, wanted = read.value()] {
+  // On the thread that replays: what PyTorch prepares at first calls, it keeps by thread.
+  const bool queued = tapes_.submit([this, call, wanted = read.value()] {
     Answer<std::vector<TapeInfo>> answer = std::vector<TapeInfo>();
     {
       const Turns::Turn turn(turns_);
@@ -190,6 +191,7 @@ void CoreService::load_tapes(const Call& call, Bytes request) {
     for (const TapeInfo& tape : std::get<std::vector<TapeInfo>>(answer)) out.element(1, write_tape(tape));
     call->reply(out.out());
   });
+  if (!queued) too_busy(call);
 }
 
 // ---- Sessions ---------------------------------------------------------------------------------
@@ -311,13 +313,15 @@ void CoreService::execute(const Call& call, Bytes request) {
         out.text(1, done.outputs).number(2, done.device_ms).number(3, done.input_ms).number(4, done.output_ms);
         call->reply(out.out());
       });
-  if (!queued) {
-    call->fail({RpcCode::kResourceExhausted,
-                "TOO_MANY_CALLS",
-                std::to_string(config_.max_calls) + " requests wait for the device",
-                {},
-                0.1});
-  }
+  if (!queued) too_busy(call);
+}
+
+void CoreService::too_busy(const Call& call) const {
+  call->fail({RpcCode::kResourceExhausted,
+              "TOO_MANY_CALLS",
+              std::to_string(config_.max_calls) + " requests wait for the device",
+              {},
+              0.1});
 }
 
 }  // namespace rouse::serve

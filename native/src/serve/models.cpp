@@ -101,7 +101,8 @@ Status Models::fill(Model& model) {
 
 Status Models::start(Model& model) {
   const ModelSpec& spec = model.mapped.spec;
-  Result<std::unique_ptr<memory::HostImage>> image = memory::HostImage::open(spec.image_path);
+  Result<std::unique_ptr<memory::HostImage>> image =
+      memory::HostImage::open(spec.image_path, 0, memory::HostImage::Pages::kLater);
   if (!image.ok()) return image.status();
   if (image.value()->bytes() < spec.bytes) {
     return Status(Code::kInvalid, text("the image ", spec.image_path, " has ", image.value()->bytes(),

@@ -18,6 +18,7 @@
 #include "rouse/device/host.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/session.h"
+#include "rouse/executor/warm_up.h"
 #include "rouse/tape/recorder.h"
 
 namespace rouse::serve {
@@ -167,6 +168,7 @@ Result<std::unique_ptr<Backend>> make_torch_backend(const Config& config) {
   if (!device.ok()) return device.status();
   ROUSE_RETURN_IF_ERROR(executor::install_allocator(kSharedBytes));
   at::set_num_threads(static_cast<int>(config.threads));
+  ROUSE_RETURN_IF_ERROR(executor::warm_up());
   ModelsOptions swaps;
   swaps.group_bytes = config.group_kib << 10;
   swaps.link.bytes_per_second = config.link_mib_s << 20;

@@ -26,6 +26,9 @@ c10::Storage new_storage(std::uint64_t bytes) {
                       c10::GetCPUAllocator(), /*resizable=*/true);
 }
 
+// Operators whose tensors have more bytes together are not rehearsed: they compute longer than they prepare.
+constexpr std::uint64_t kRehearsedBytes = 512 << 10;
+
 // Kernels' exceptions, and the allocator's, as a status.
 template <typename Body>
 Status guarded(const Body& body) {
@@ -146,6 +149,32 @@ Status Player::prepare_call(const Instruction& instruction, Step& step) {
   for (std::uint32_t k = 0; k < instruction.results; ++k)
     step.makes.push_back(tape_.operands[instruction.first + instruction.slots + k]);
   return {};
+}
+
+void Player::rehearse(executor::Arena* arena) {
+  // Where memory is refused, the replay says so.
+  if (arena != nullptr && layout_) (void)arena->prepare(*layout_).ok();
+  const c10::InferenceMode mode;
+  const DefaultDtype dtype(tape_.origin.default_dtype);
+  executor::Generators generators;
+  for (const auto& operation : operations_) {
+    std::uint64_t bytes = 0;
+    for (const executor::Slot& slot : operation->slots()) bytes += slot.spec.required_bytes;
+    // Others' operators may keep a state of their own.
+    if (bytes > kRehearsedBytes || !operation->name().starts_with("aten::")) continue;
+    // An operator may refuse zeros; its replay then pays for itself.
+    (void)guarded([&] {
+      std::vector<at::Tensor> tensors;
+      for (const executor::Slot& slot : operation->slots()) {
+        c10::Storage storage = new_storage(slot.spec.required_bytes);
+        if (slot.spec.required_bytes) std::memset(storage.mutable_data(), 0, slot.spec.required_bytes);
+        tensors.push_back(executor::make_tensor(storage, slot.spec));
+      }
+      operation->push(tensors, generators, stack_);
+      return operation->run(stack_, generators);
+    }).ok();
+    stack_.clear();
+  }
 }
 
 Status Player::call(Step& step, const Surroundings& with) {

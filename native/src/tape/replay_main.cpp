@@ -1,8 +1,7 @@
 // rouse-replay: a saved tape and mapped weights, without Python and without the model's code.
 //
-//   rouse-replay TAPE IMAGE THREADS [--wait] < INPUTS > OUTPUTS
+//   rouse-replay TAPE IMAGE THREADS < INPUTS > OUTPUTS
 //
-// With --wait it first waits for one byte, before it looks at the tape or the weights, as an executor that is running.
 // INPUTS: for each request the bytes of each input's storage, one after the other; OUTPUTS: the same of each output's.
 // A request is answered when all of it is there; the end of INPUTS ends it.
 #include <ATen/Parallel.h>
@@ -16,7 +15,6 @@
 #include <fstream>
 #include <iterator>
 #include <string>
-#include <string_view>
 
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/weights_file.h"
@@ -53,14 +51,12 @@ bool write_all(const void* data, std::size_t bytes) {
   return true;
 }
 
-Status serve(const std::string& path, const std::string& image, int threads, bool wait) {
+Status serve(const std::string& path, const std::string& image, int threads) {
   ROUSE_RETURN_IF_ERROR(rouse::executor::install_allocator(kHeapBytes));
   at::set_num_threads(threads);
   const c10::InferenceMode inference;
   const auto heap = rouse::executor::Heap::make(kHeapBytes);
   const rouse::executor::UseHeap use(*heap);
-  char begin = 0;
-  if (wait && !read_all(&begin, 1)) return {};
   std::ifstream in(path, std::ios::binary);
   const std::vector<char> bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   const auto file = std::as_bytes(std::span(bytes));
@@ -100,13 +96,12 @@ Status serve(const std::string& path, const std::string& image, int threads, boo
 }  // namespace
 
 int main(int count, char** arguments) {
-  const bool wait = count == 5 && std::string_view(arguments[4]) == "--wait";
-  const int threads = count == 4 || wait ? std::atoi(arguments[3]) : 0;
+  const int threads = count == 4 ? std::atoi(arguments[3]) : 0;
   if (threads < 1) {
-    std::fprintf(stderr, "rouse-replay TAPE IMAGE THREADS [--wait] < INPUTS > OUTPUTS\n");
+    std::fprintf(stderr, "rouse-replay TAPE IMAGE THREADS < INPUTS > OUTPUTS\n");
     return 2;
   }
-  const Status status = serve(arguments[1], arguments[2], threads, wait);
+  const Status status = serve(arguments[1], arguments[2], threads);
   if (status.ok()) return 0;
   std::fprintf(stderr, "rouse-replay: %s\n", status.describe().c_str());
   return 1;

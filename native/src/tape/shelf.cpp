@@ -53,6 +53,7 @@ Result<Signature> Shelf::load(std::span<const std::byte> file, const Player::Fin
     return Status(Code::kExhausted, "there are as many tapes of this function as there may be");
   auto player = Player::prepare(std::move(tape).value(), find);
   if (!player.ok()) return player.status();
+  player.value()->rehearse(arena_.get());
   players_[signature].push_back(std::move(player).value());
   return signature;
 }

@@ -1,4 +1,5 @@
 // Requests through an engine with a recorder: recorded, verified, replayed, guarded, saved, loaded.
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
@@ -231,6 +232,53 @@ TEST_F(TapeReplay, ASavedTapeRunsInAnotherSession) {
   newer.origin.torch_version = "9.9.9";
   Client elsewhere(newer);
   EXPECT_EQ(elsewhere.recorder.load(files.value()[0]).code(), Code::kMismatch);
+}
+
+TEST_F(TapeReplay, ATapeThatChangesWeightsIsNoTape) {
+  Client client;
+  client.hold(2);
+  for (int i = 0; i < 2; ++i) client.request(5);
+  const auto files = client.recorder.save(kSignature);
+  ASSERT_TRUE(files.ok()) << files.status().describe();
+  auto tape = load(files.value()[0]);
+  ASSERT_TRUE(tape.ok()) << tape.status().describe();
+  tape.value().origin.model_bytes = 4;
+  tape.value().places.push_back({Class::kWeight, false, 0, 4});
+  EXPECT_TRUE(check(tape.value()).ok()) << check(tape.value()).describe();
+  tape.value().places.back().written = true;
+  EXPECT_EQ(save(tape.value()).status().code(), Code::kInvalid);
+}
+
+TEST_F(TapeReplay, RehearsingATapeLeavesNothingBehind) {
+  Client client;
+  client.create(50);
+  client.write(50, 0.5);
+  for (int i = 0; i < 2; ++i) {
+    client.begin({50});
+    client.send(Kind::kSeed, wire::Seed{{}, 0, 0, 1234});
+    client.call(2, {50}, 101);
+    client.end(101);
+    client.free(101);
+  }
+  const auto files = client.recorder.save(kSignature);
+  ASSERT_TRUE(files.ok()) << files.status().describe();
+  auto tape = load(files.value()[0]);
+  ASSERT_TRUE(tape.ok());
+  auto player = Player::prepare(std::move(tape).value(), weights_at(wire::kModelBase, 0));
+  ASSERT_TRUE(player.ok()) << player.status().describe();
+  auto shared = at::globalContext().defaultGenerator(c10::kCPU);
+  const at::Tensor before = shared.get_state();
+  const auto live = client.heap->stats().live_bytes;
+  player.value()->rehearse(nullptr);
+  EXPECT_TRUE(shared.get_state().equal(before)) << "random numbers that others draw next";
+  EXPECT_EQ(client.heap->stats().live_bytes, live);
+  EXPECT_EQ(player.value()->stats().replays, 0u);
+  executor::Generators generators;
+  const auto input = client.engine.storage(50);
+  ASSERT_TRUE(input.ok());
+  auto replayed = player.value()->run(std::vector<c10::Storage>{input.value()}, {generators});
+  ASSERT_TRUE(replayed.ok()) << replayed.status().describe();
+  EXPECT_FALSE(replayed.value().missed);
 }
 
 TEST_F(TapeReplay, WhatCannotBeTapedSaysWhy) {

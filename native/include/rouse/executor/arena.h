@@ -49,6 +49,8 @@ class Arena final : public BlockOwner {
   // Starts a replay. EXHAUSTED where memory is refused; REFUSED where blocks of an earlier replay still live here: then
   // this replay allocates elsewhere.
   Status begin(const Layout& layout);
+  // Takes the memory of a first replay beforehand, and the pages of a small one.
+  Status prepare(const Layout& layout);
   // The next block, where its size is as planned and its place free; nullptr otherwise, and from then on until the next
   // begin(): a plan that does not fit at one place says nothing about the rest.
   void* next(std::size_t bytes);

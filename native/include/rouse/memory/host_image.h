@@ -14,8 +14,11 @@ namespace rouse::memory {
 class HostImage {
  public:
   // kNotFound; kInvalid: no regular file, or an empty one; kMismatch: not of `expected_bytes` (0: any size).
-  // All pages are mapped at once, so that copying takes no faults.
-  static Result<std::unique_ptr<HostImage>> open(const std::string& path, uint64_t expected_bytes = 0);
+  // Pages::kNow: all are mapped at once, so that copying takes no faults; kLater: as they are copied, for an image whose
+  // swap is waited for: beside it, the faults cost nobody else anything.
+  enum class Pages : uint8_t { kNow, kLater };
+  static Result<std::unique_ptr<HostImage>> open(const std::string& path, uint64_t expected_bytes = 0,
+                                                 Pages pages = Pages::kNow);
   ~HostImage();
   HostImage(const HostImage&) = delete;
   HostImage& operator=(const HostImage&) = delete;

@@ -54,6 +54,7 @@ class CoreService {
   bool has_sessions(const std::string& version_id) const;
   void after_sessions();
   bool control(const Call& call, std::function<void()> task);
+  void too_busy(const Call& call) const;
 
   EventLoop& loop_;
   LinkServer& server_;

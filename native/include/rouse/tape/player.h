@@ -59,6 +59,10 @@ class Player {
   // Runs it. INVALID: other inputs than the tape's; FAILED: an operator failed.
   Result<Replayed> run(std::span<const c10::Storage> inputs, const Surroundings& with);
 
+  // Runs its small operators once, on zeros in memory of their own, so that the first replay does not pay for what
+  // kernels prepare at the first call of a shape, nor for its memory. What they return, or fail with, goes nowhere.
+  void rehearse(executor::Arena* arena);
+
   const Tape& tape() const { return tape_; }
   const PlayerStats& stats() const { return stats_; }
 

@@ -45,8 +45,9 @@ class Shelf {
   // `here`: what tapes have to fit (fits); its signature is not looked at.
   explicit Shelf(Origin here, executor::Residency* residency = nullptr);
 
-  // Adds a tape out of a file. MISMATCH: damaged, or of another PyTorch, device, or layout; INVALID: it does not hold;
-  // EXHAUSTED: there are as many as there may be.
+  // Adds a tape out of a file. MISMATCH: damaged, or of another PyTorch, device, or layout; INVALID: it does not hold,
+  // or changes weights: what is replayed here leaves nothing behind, however it ends; EXHAUSTED: there are as many as
+  // there may be.
   Result<Signature> load(std::span<const std::byte> file, const Player::Find& find);
   // Whether there is a tape for it.
   bool has(const Signature& signature) const { return players_.contains(signature); }
