@@ -181,13 +181,12 @@ def test_what_counts_its_calls_is_no_tape(native_mesh: Mesh, tmp_path: Path) -> 
         found = client.infer("counting", {"x": up}, timeout=60)["y"]
         np.testing.assert_array_equal(found, branching(up, calls))
     assert replays(native_mesh) == 0
-    native_mesh.wait_until(lambda: "'calls'" in residency(client, "counting").eager_reason, "the reason is told")
+
+    def told() -> bool:
+        return any("'calls'" in row.eager_reason for row in client.describe("counting").residency)
+
+    native_mesh.wait_until(told, "the reason is told")
     client.delete("counting")
-
-
-def residency(client: rouse.Client, function: str) -> rouse.Residency:
-    (row,) = client.describe(function).residency
-    return row
 
 
 def test_after_a_restart_the_first_request_is_a_replay(tmp_path: Path) -> None:
@@ -202,7 +201,7 @@ def test_after_a_restart_the_first_request_is_a_replay(tmp_path: Path) -> None:
             return replays(mesh) > 0
 
         mesh.wait_until(replayed, "a tape answers")
-        mesh.wait_until(lambda: residency(client, "kept").tapes == 1, "described")
+        mesh.wait_until(lambda: [row.tapes for row in client.describe("kept").residency] == [1], "described")
         mesh.restart_all()
         client = mesh.client()
         np.testing.assert_array_equal(client.infer("kept", {"x": up}, timeout=60)["y"], branching(up))

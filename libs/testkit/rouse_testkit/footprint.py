@@ -17,7 +17,7 @@ from rouse_embedded import MeshInfo
 BUCKET = "artefacts"
 HOST_TIER = "host"
 # Ledgers outlive what they are about; placements mirror what nodes said in their last heartbeat.
-NOT_COUNTED = ("alembic_version", "events", "usage_records", "usage_totals", "placements")
+NOT_COUNTED = ("alembic_version", "events", "usage_hours", "usage_records", "usage_totals", "placements")
 CONNECT_TIMEOUT_S = 5
 
 

@@ -42,9 +42,10 @@ class Served:
         raise RuntimeError("secret")
 
     def hold(self, request: Buffer, call: Ongoing) -> Sequence[Buffer]:
+        # The call before this one may have been given up more than once.
+        self.release.clear()
         self.held += 1
         assert self.release.wait(SECONDS)
-        self.release.clear()
         return [b"held"]
 
     def on_given_up(self) -> None:
