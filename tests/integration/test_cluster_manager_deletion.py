@@ -12,7 +12,7 @@ from rouse_common.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from rouse_contracts import cluster, functions
 from rouse_testkit.control_plane import ControlPlane, NodeServices, control_plane, digest_of
 
-LEDGERS = {"usage_records", "usage_totals", "events", "alembic_version"}
+LEDGERS = {"usage_hours", "usage_records", "usage_totals", "events", "alembic_version"}
 NO_NATS = "nats://127.0.0.1:9"
 
 
