@@ -59,6 +59,8 @@ def save(name: str, folder: Path) -> Saved:
 
     from rouse_native import redirect, tape
 
+    # As executors compute, and as what is measured beside them does: with more threads sums come out otherwise.
+    torch.set_num_threads(1)
     built = build(name)
     built.module.save_pretrained(folder)
     torch.save(built.inputs, folder / "inputs.pt")
