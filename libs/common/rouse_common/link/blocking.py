@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rouse_common import telemetry
 from rouse_common.errors import DeadlineExceeded, Internal, RouseError, Unavailable, to_status
+from rouse_common.link.connection import JOIN_BYTES
 from rouse_common.link.frames import (
     MAGIC,
     MAX_HEAD_BYTES,
@@ -33,6 +34,7 @@ from rouse_common.link.frames import (
     encode,
     read_call_head,
 )
+from rouse_common.link.sockets import remove
 from rouse_common.observed import Observed
 
 LOG = logging.getLogger(__name__)
@@ -41,8 +43,6 @@ MAX_CONNECTIONS = 64
 BACKLOG = 64
 # A call that takes longer is attended to by the event loop: how late a caller who gives up is heard.
 TICK_S = 0.02
-# Parts that are smaller are copied together: one write costs more than copying so much.
-JOIN_BYTES = 64 << 10
 # For what is no answer to a call.
 SEND_S = 1.0
 GIVEN_UP = asyncio.CancelledError()
@@ -136,7 +136,7 @@ class BlockingLinkServer:
     async def start(self) -> None:
         """Listens. Raises OSError where the address is taken."""
         self._loop = asyncio.get_running_loop()
-        _remove(self._path)
+        remove(self._path)
         self._listener.bind(self._path)
         os.chmod(self._path, 0o600)
         self._listener.listen(BACKLOG)
@@ -145,7 +145,7 @@ class BlockingLinkServer:
     async def stop(self, drain_s: float) -> None:
         """Accepts no more, tells callers, waits up to `drain_s` for the call under way, and closes."""
         self._stopping = True
-        _remove(self._path)
+        remove(self._path)
         try:
             async with asyncio.timeout(drain_s):
                 await self._thread.run(self._leave)
@@ -392,8 +392,3 @@ class BlockingLinkServer:
 
 class _Ended(EOFError, OSError):
     """The peer closed the connection."""
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

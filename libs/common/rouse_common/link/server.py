@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import os
@@ -16,6 +15,7 @@ from rouse_common import telemetry
 from rouse_common.errors import DeadlineExceeded, Internal, ResourceExhausted, RouseError, Unavailable, to_status
 from rouse_common.link.connection import Connection
 from rouse_common.link.frames import CREDIT, Buffer, Frame, Kind, ProtocolError, read_call_head
+from rouse_common.link.sockets import remove
 from rouse_common.observed import Observed
 
 LOG = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class LinkServer:
         self._loop = asyncio.get_running_loop()
         if self._listen.startswith("unix:"):
             path = self._listen.removeprefix("unix:")
-            _remove(path)
+            remove(path)
             self._server = await self._loop.create_unix_server(self._accept, path)
             os.chmod(path, 0o600)
             return
@@ -138,7 +138,7 @@ class LinkServer:
                 await asyncio.wait(late)
         await asyncio.gather(*[connection.finish(1.0) for connection in list(self._connections)])
         if self._listen.startswith("unix:"):
-            _remove(self._listen.removeprefix("unix:"))
+            remove(self._listen.removeprefix("unix:"))
 
     # ---- Frames -------------------------------------------------------------------------------
 
@@ -240,8 +240,3 @@ async def _stream(served: Incoming, responses: AsyncGenerator[Sequence[Buffer], 
     async with aclosing(responses):
         async for parts in responses:
             await served.send(parts)
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

@@ -1,8 +1,10 @@
-"""Sockets that notice a peer which is gone without a word."""
+"""Sockets: peers that are gone without a word, files that a listener left."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 
 IDLE_S = 10
@@ -22,3 +24,9 @@ def alive(transport: asyncio.BaseTransport) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+
+
+def remove(path: str) -> None:
+    """Removes the file of a Unix socket, where there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
