@@ -168,7 +168,8 @@ class Carriers:
 
     def ask(self, queue: VersionQueue, head: Ticket) -> asyncio.Task[None] | None:
         """Asks for a device, in the trace of the request that is next; None where one is there, and given to it."""
-        if queue.settings.max_rows == 1 and (lease := self._devices.take(queue.version_id, queue.latest)) is not None:
+        alone = queue.settings.max_rows == 1 or len(queue.lanes) == 1
+        if alone and (lease := self._devices.take(queue.version_id, queue.latest)) is not None:
             self._grant(queue, lease)
             return None
         return self._tasks.create_task(self._carry(queue, head), context=head.context.copy())
