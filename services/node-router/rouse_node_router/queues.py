@@ -58,6 +58,7 @@ class Queues:
         # empty between two calls: what can go on does so at once.
         self._ready: dict[str, VersionQueue] = {}
         self._asking = 0
+        self._dispatching = False
         # What tenants have had of the node's devices, in seconds.
         self._tags = Tags()
         self._standings = Standings(settings.objective)
@@ -353,9 +354,17 @@ class Queues:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Lets versions ask for devices until none may."""
-        if self._ask is None:
+        """Lets versions ask for devices until none may. Where asking finds one at once it comes back here, and leaves
+        the rest to who is at it already."""
+        if self._ask is None or self._dispatching:
             return
+        self._dispatching = True
+        try:
+            self._ask_for_all(self._ask)
+        finally:
+            self._dispatching = False
+
+    def _ask_for_all(self, ask_for: Callable[[VersionQueue, Ticket], Ask | None]) -> None:
         now = self._clock.monotonic()
         while self._ready and self._asking < self._settings.max_acquiring:
             heads: dict[str, Ticket] = {}
@@ -369,7 +378,7 @@ class Queues:
             if decision.action is Action.WAIT:
                 return
             queue = self._ready[decision.version_id]
-            ask = self._ask(queue, heads[decision.version_id])
+            ask = ask_for(queue, heads[decision.version_id])
             if ask is not None:
                 queue.asks[ask] = None
                 self._asking += 1

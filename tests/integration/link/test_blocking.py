@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from rouse_common.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, Unavailable
 from rouse_common.link import BlockingLinkServer, Buffer, Links, Ongoing
@@ -81,6 +83,11 @@ async def echoed(links: Links, address: str, request: bytes = b"x") -> None:
     assert bytes(await links.call(address, ECHO, [request], SECONDS)) == b"<" + request + b">"
 
 
+def in_flight() -> float:
+    """Calls of HOLD that are not over, as metrics have it."""
+    return REGISTRY.get_sample_value("rouse_rpc_in_flight", {"method": HOLD.decode()}) or 0.0
+
+
 async def connected(path: Path) -> socket.socket:
     one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     one.setblocking(False)
@@ -134,6 +141,7 @@ async def test_so_are_a_deadline_and_a_caller_that_died(tmp_path: Path) -> None:
             await task
         await heard(served, server)
         await echoed(links, address)
+        await eventually(lambda: in_flight() == 0, "its books are closed, though nobody takes the answer")
 
 
 async def test_a_second_call_is_refused_while_one_takes_long_and_a_newcomer_greeted(tmp_path: Path) -> None:
@@ -160,6 +168,24 @@ async def test_a_stop_waits_for_the_call_and_then_no_longer(tmp_path: Path) -> N
         with pytest.raises(Unavailable) as stopped:
             await asyncio.gather(held, server.stop(0.05))
         assert stopped.value.reason == "UNAVAILABLE"
+
+
+async def test_what_comes_too_late_surely_did_not_run(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (server, served, links, address):
+        await echoed(links, address)
+        gate = threading.Event()
+        kept = asyncio.create_task(server._thread.run(gate.wait, SECONDS))
+        call = asyncio.create_task(links.call(address, HOLD, [b""], SECONDS))
+        (peer,) = server._peers.values()
+        await eventually(lambda: select.select([peer.socket], [], [], 0)[0] != [], "it has come")
+        stop = asyncio.create_task(server.stop(SECONDS))
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(Unavailable) as late:
+            await call
+        await asyncio.gather(kept, stop)
+        assert late.value.reason == "NOT_CONNECTED"
+        assert served.held == 0
 
 
 @pytest.mark.parametrize("busy", [False, True])

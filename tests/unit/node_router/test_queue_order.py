@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rouse_contracts import node
 from rouse_node_router.queues import Queues
-from rouse_node_router.tickets import Outcome, Ticket
+from rouse_node_router.tickets import Outcome, Phase, Ticket
 from rouse_node_router.versions import VersionQueue
 from rouse_policy import golden, queueing
 from rouse_testkit.clock import ManualClock
@@ -41,3 +41,25 @@ async def test_who_misses_its_objective_goes_before_who_keeps_it() -> None:
     assert all(golden.replay(line).same for line in lines)
     for ticket in first:
         queues.leave(ticket, Outcome.CANCELLED)
+
+
+async def test_devices_that_are_there_for_many_versions_are_given_one_after_the_other() -> None:
+    clock = ManualClock()
+    queues = Queues(queueing.Settings(max_acquiring=1), clock)
+    queues.asks_with(lambda queue, head: Asked())
+
+    def enter(version: str) -> Ticket:
+        request = node.InferRequest(function=version, version_id=version)
+        return queues.enter(request, b"", clock.monotonic() + 60.0)
+
+    # More than there may be calls within calls.
+    first, others = enter("first"), [enter(f"v{number}") for number in range(400)]
+
+    def there(queue: VersionQueue, head: Ticket) -> None:
+        (member,), _ = queues.granted(queue, None, clock.monotonic() + 60.0)
+        assert member is head
+
+    queues.asks_with(there)
+    queues.leave(first, Outcome.CANCELLED)
+    assert {ticket.phase for ticket in others} == {Phase.EXECUTING}
+    assert queues.asking == 0

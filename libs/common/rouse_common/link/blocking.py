@@ -231,9 +231,11 @@ class BlockingLinkServer:
         # First of all: who has the response may send the next call.
         with self._guard:
             self._current = None
-        if error is None and not call.answered:
-            self._send(call.peer, Kind.LAST, call.number, parts, call.remaining_s)
-        typed = observed.end(error)
+        try:
+            if error is None and not call.answered:
+                self._send(call.peer, Kind.LAST, call.number, parts, call.remaining_s)
+        finally:
+            typed = observed.end(error)
         if typed is not None and not call.answered:
             self._send(call.peer, Kind.ERROR, call.number, (to_status(typed),), SEND_S)
 
@@ -241,6 +243,7 @@ class BlockingLinkServer:
         self._close(self._listener)
         for peer in list(self._peers.values()):
             self._say(peer, Kind.CLOSING, 0)
+            self._readable(peer)  # refuses what has come: its caller knows then that it did not run
             self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
@@ -384,8 +387,9 @@ class BlockingLinkServer:
             self._break(peer)
 
     def _break(self, peer: _Peer) -> None:
-        """The thread then finds the connection at its end, and drops it."""
+        """The thread then finds the connection at its end, and drops it; what has come of it is not served."""
         peer.broken = True
+        peer.calls.clear()
         with contextlib.suppress(OSError):
             peer.socket.shutdown(socket.SHUT_RDWR)
 

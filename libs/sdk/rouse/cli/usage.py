@@ -57,7 +57,10 @@ def usage(
     with state.client() as client:
         found = client.usage(by=by, tenant=tenant, since=since, until=until)
     if export is not None:
-        ledger.write(export, found)
+        try:
+            ledger.write(export, found)
+        except OSError as error:
+            raise click.FileError(str(export), error.strerror) from None
         state.done(
             {"rows": len(found), "file": str(export)}, f"{text.count(len(found), 'row')} in {escape(str(export))}"
         )
