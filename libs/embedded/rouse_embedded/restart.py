@@ -18,7 +18,7 @@ class RestartSettings:
     first_s: float = 0.1
     factor: float = 2.0
     longest_s: float = 10.0
-    stable_s: float = 30.0
+    stable_s: float = 10.0
     start_attempts: int = 5
 
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Upper ends of the histogram's bins, seconds: each half as long again as the one before.
-ENDS = tuple(0.1 * 1.5**i for i in range(24))
+# Upper ends of the histogram's bins, seconds: each half as long again as the one before, up to a week.
+ENDS = tuple(0.1 * 1.5**i for i in range(40))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Which models stay in a node's host memory and on its disk: bounded by bytes, least recently used first.
+"""Which models stay in a node's host memory and on its disk when a newcomer needs room: bounded by bytes.
 
 Both tiers follow one rule. What is in use stays: in host memory the images of models that an instance
-serves, on disk the artefacts of versions that the node works with. Of the rest, the least recently used
-leaves, and no more of it than a newcomer needs.
+serves, on disk the artefacts of versions that the node works with. Of the rest, those leave first whose room
+saves least waiting (`tiering.loss`), of equals the least recently used, and no more of it than a newcomer needs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ class Entry:
         size_bytes: what dropping it gives back.
         last_used_at: seconds, on any clock that all entries share.
         in_use: why it must stay; empty where it may go.
+        loss: what its room saves, seconds of waiting a byte and second.
     """
 
     digest: str
     size_bytes: int
     last_used_at: float
     in_use: str = ""
+    loss: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Decision:
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
     """Chooses what leaves a tier for a newcomer."""
     missing = snapshot.used_bytes + snapshot.need_bytes - snapshot.capacity_bytes
-    idle = sorted((e for e in snapshot.entries if not e.in_use), key=lambda e: (e.last_used_at, e.digest))
+    idle = sorted((e for e in snapshot.entries if not e.in_use), key=lambda e: (e.loss, e.last_used_at, e.digest))
     drop: list[Entry] = []
     while missing > sum(e.size_bytes for e in drop) and len(drop) < len(idle):
         drop.append(idle[len(drop)])

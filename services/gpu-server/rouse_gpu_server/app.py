@@ -34,6 +34,7 @@ from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.shelf import Shelf, torch_version
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
+from rouse_gpu_server.logic.tiering import Tiering
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.service import DeviceService, LeaseLink
 from rouse_gpu_server.state.ledger import PAGE_BYTES, Ledger
@@ -172,6 +173,11 @@ class GpuServer:
         link = LinkServer(config.link_listen, max_message_bytes=config.max_message_mib << 20, tls=context)
         LeaseLink(leasing, sessions.access).add_to(link)
         background.start(dispatcher.run(), "dispatcher")
+        tiers = Tiering(
+            pool, stager, background, clock, config.tiering, config.host_bytes, config.host_look_s,
+            self._log.write if self._log is not None else None,
+        )  # fmt: skip
+        background.start(tiers.run(), "tiers")
         async with self._cores(attachments.core_lost) as native:
             sessions.start(native)
             await link.start()

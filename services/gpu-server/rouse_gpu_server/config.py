@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address, parse_size
-from rouse_policy import eviction, scheduling
+from rouse_policy import eviction, scheduling, tiering
 
 DEVICE = re.compile(r"(?P<kind>[a-z]+):(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,31})=(?P<size>.+)")
 # Leases of functions without weights name this, and the folder of host images is called so.
@@ -73,6 +73,14 @@ class GpuServerConfig(ServiceConfig):
     stage_hold_s: float = option(
         180.0, "how long a staged model keeps its place while no instance serves it yet, seconds", low=0, high=3600
     )
+    host_weight: float = option(
+        10.0, "seconds of all host memory that one second of a request's waiting is worth: what sleeps longer leaves "
+        "host memory for disk; 0: nothing does", low=0, high=1e6,
+    )  # fmt: skip
+    host_min_idle_s: float = option(
+        60.0, "how long a model stays in host memory after its last request at least, seconds", low=0, high=1e6
+    )
+    host_look_s: float = option(5.0, "how often sleeping models are looked at, seconds", low=0.05, high=3600)
     decision_log: str = option("", "file that decisions are added to as JSON, up to 64 MiB, for replaying; empty: none")
     lease_margin_s: float = option(1.0, "how long a lease outlives its request's deadline, seconds", low=0, high=60)
 
@@ -108,6 +116,10 @@ class GpuServerConfig(ServiceConfig):
     @property
     def default_threads(self) -> int:
         return self.threads or max(1, (os.cpu_count() or 1) // len(self.devices))
+
+    @property
+    def tiering(self) -> tiering.Settings:
+        return tiering.Settings(weight=self.host_weight, min_idle_s=self.host_min_idle_s)
 
     @property
     def policy(self) -> scheduling.Settings:

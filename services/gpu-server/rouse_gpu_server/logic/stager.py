@@ -24,12 +24,14 @@ from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Artefact
 from rouse_gpu_server.state.residency import Step, Tier, machine
 from rouse_gpu_server.state.wakeup import Wakeup
-from rouse_policy import residency
+from rouse_policy import residency, tiering
 
 LOG = logging.getLogger(__name__)
 MIB = 2**20
 # Artefacts fetched at once; further ones wait their turn.
 MAX_STAGING = 4
+# Bytes a second that an image is built with from disk, until one was measured here.
+FIRST_RATE = 500e6
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Stager:
         self._promised_bytes = 0
         self.host_used_bytes = 0
         self._disk_used_bytes = 0
+        self._image_rate = FIRST_RATE
         # Evicts an artefact's copies from the devices; set by the app, as swapping needs staging too.
         self.clear_devices: Callable[[Artefact], Awaitable[None]]
 
@@ -81,6 +84,7 @@ class Stager:
         images = await in_thread(self._threads, nothing, lambda: self._images.recover(sizes))
         for digest, message in messages.items():
             artefact = self.artefact(digest)
+            artefact.last_used_at = self._clock.monotonic()
             self._fetched(artefact, message, "found on disk at start")
             if digest in images:
                 self._imaged(artefact, "found in host memory at start")
@@ -209,7 +213,7 @@ class Stager:
 
     async def _make_disk_room(self, digest: str, need: int) -> None:
         entries = tuple(
-            residency.Entry(a.digest, a.message.size_bytes, a.last_used_at, self._stays(a))
+            residency.Entry(a.digest, a.message.size_bytes, a.last_used_at, self._stays(a), self._loss(a))
             for a in self._pool.artefacts.values()
             if a.on_disk and a.message is not None
         )
@@ -271,6 +275,7 @@ class Stager:
         async with self._host_room:
             await self._make_host_room(artefact, size)
             self.host_used_bytes += size
+        started = self._clock.monotonic()
         try:
             files = self._disk.files(artefact.digest)
             await in_thread(
@@ -278,6 +283,8 @@ class Stager:
                 cancelled,
                 lambda: self._images.build(artefact.digest, message.layout, files, cancelled),
             )
+            artefact.return_s = max(self._clock.monotonic() - started, 1e-6)
+            self._image_rate = size / artefact.return_s
         finally:
             # `_imaged` counts what is there; a failed build leaves nothing.
             self.host_used_bytes -= size
@@ -285,7 +292,7 @@ class Stager:
 
     async def _make_host_room(self, artefact: Artefact, need: int) -> None:
         entries = tuple(
-            residency.Entry(a.digest, round_up(a.image_bytes), a.last_used_at, self._stays(a))
+            residency.Entry(a.digest, round_up(a.image_bytes), a.last_used_at, self._stays(a), self._loss(a))
             for a in self._pool.artefacts.values()
             if a.image is not None
         )
@@ -325,7 +332,45 @@ class Stager:
             artefact.image = self._images.path(artefact.digest)
             self.host_used_bytes += round_up(artefact.image_bytes)
 
+    async def leave_host_memory(self, artefact: Artefact, reason: str) -> bool:
+        """Drops an artefact's image, unless something has come to need it meanwhile; whether it did."""
+        async with self._host_room:
+            if artefact.image is None or self._stays(artefact) or artefact.digest in self._staging:
+                return False
+            await self._drop_image(artefact, reason)
+        return True
+
+    async def bring_back(self, digest: str) -> None:
+        """Builds the image of an artefact on disk that nobody waits for. Never fails: `_stage` logs why not."""
+        artefact = self._pool.artefacts.get(digest)
+        if artefact is None or artefact.machine.state is not Tier.DISK:
+            return
+        used_at = artefact.last_used_at
+        try:
+            await self.stage(digest)
+        except RouseError:
+            return
+        finally:
+            # Nobody has used it: how long it was idle goes on.
+            artefact.last_used_at = max(used_at, artefact.last_request_at or 0.0)
+
     # ---- both ----
+
+    def copy(self, artefact: Artefact, now: float) -> tiering.Copy:
+        """An artefact as the policy of the tiers sees it; `now` in monotonic seconds."""
+        size = round_up(artefact.image_bytes) or artefact.message.size_bytes if artefact.message is not None else 0
+        return tiering.Copy(
+            digest=artefact.digest,
+            size_bytes=max(size, 1),
+            idle_s=max(0.0, now - artefact.last_used_at),
+            gaps=artefact.gaps,
+            return_s=artefact.return_s or size / self._image_rate,
+            in_memory=artefact.machine.state is Tier.HOST,
+            in_use=self._stays(artefact),
+        )
+
+    def _loss(self, artefact: Artefact) -> float:
+        return tiering.loss(self.copy(artefact, self._clock.monotonic()))
 
     def _stays(self, artefact: Artefact) -> str:
         return self._pool.artefact_in_use(artefact, self._clock.monotonic())

@@ -14,7 +14,7 @@ from rouse_contracts.repository import State
 from rouse_gpu_server.backends import DeviceBackend, Segment
 from rouse_gpu_server.state.ledger import Ledger, round_up
 from rouse_gpu_server.state.residency import Machine, Tier
-from rouse_policy import scheduling
+from rouse_policy import keep_alive, scheduling
 
 # Weight of the newest gap in the mean time between requests.
 GAP_SMOOTHING = 0.3
@@ -37,6 +37,9 @@ class Artefact:
         held_until: monotonic seconds until which it stays although nothing serves it yet.
         pins: copies that are reading it, builds that are making it.
         states: materialised states of it that are on the node's disk.
+        last_request_at: when a request last came for one of its versions, monotonic seconds.
+        gaps: between those requests.
+        return_s: how long its image took to be built from disk, the last time; 0 where it never was here.
     """
 
     digest: str
@@ -48,6 +51,15 @@ class Artefact:
     held_until: float = 0.0
     pins: int = 0
     states: tuple[State, ...] = ()
+    last_request_at: float | None = None
+    gaps: keep_alive.State = field(default_factory=keep_alive.State)
+    return_s: float = 0.0
+
+    def note_request(self, now: float) -> None:
+        """Learns from a request."""
+        if self.last_request_at is not None:
+            self.gaps = keep_alive.learn(self.gaps, now - self.last_request_at)
+        self.last_request_at = self.last_used_at = now
 
     @property
     def image_bytes(self) -> int:
@@ -131,6 +143,7 @@ class Model:
             kept = (1 - GAP_SMOOTHING) ** requests if self.gap_s != float("inf") else 0.0
             self.gap_s = (1 - kept) * gap + (kept * self.gap_s if kept else 0.0)
         self.last_arrival = now
+        self.artefact.note_request(now)
 
 
 @dataclass(eq=False)
