@@ -1,13 +1,16 @@
-"""`make bench SCENARIO=name [JSON=path]`: measures, prints a table, writes JSON; exits 1 where a bar does not hold."""
+"""`make bench SCENARIO=name [JSON=path]`: measures, prints tables, writes a page and JSON; exits 1 where a bar does not
+hold."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import tempfile
+from datetime import datetime
 from pathlib import Path
 
-from rouse_loadtest.report import ROOT, environment, measures_table, table, write
+from rouse_loadtest import page
+from rouse_loadtest.report import ROOT, commit, environment, measures_table, table, write
 from rouse_loadtest.scenario import Run
 from rouse_loadtest.scenarios import SCENARIOS
 
@@ -16,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("scenario", nargs="?", help="one of those listed; without it they are listed")
     parser.add_argument("--json", type=Path, help="write the result there, too")
-    parser.add_argument("--plots", type=Path, default=ROOT / "loadtest" / "plots", help="folder for pictures")
+    parser.add_argument("--plots", type=Path, default=ROOT / "loadtest" / "plots", help="folder for pictures and pages")
     parser.add_argument("--quick", action="store_true", help="few short rounds, to see that it works")
     arguments = parser.parse_args()
     if not arguments.scenario:
@@ -29,11 +32,19 @@ def main() -> int:
             f"make bench: there is no scenario '{arguments.scenario}'; there is {', '.join(SCENARIOS)}", file=sys.stderr
         )
         return 2
-    where = environment()
+    where, began = environment(), datetime.now().astimezone()
     print(f"{scenario.name}: {scenario.title}; about {scenario.minutes:g} minutes on two cores", flush=True)
-    with tempfile.TemporaryDirectory(prefix="rouse-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rouse-bench-") as folder, page.listening() as printed:
         measures = scenario.measure(Run(Path(folder), arguments.plots, arguments.quick))
     print(measures_table(measures))
+    command = f"make bench SCENARIO={scenario.name}" + (" ARGS=--quick" if arguments.quick else "")
+    pictures = page.new_pictures(arguments.plots, began.timestamp())
+    told = page.Told(
+        scenario.name, scenario.title, began, commit(), command, where, measures, printed(), pictures
+    )  # fmt: skip
+    path = arguments.plots / f"{scenario.name}.html"
+    page.write(path, told)
+    print(f"page: {path}")
     if arguments.json:
         write(arguments.json, scenario.name, measures, where)
     return 0 if all(m.holds for m in measures) else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +36,12 @@ class Mesh:
 
 
 @contextmanager
-def running(folder: Path, *flags: str) -> Iterator[Mesh]:
-    """A mesh on loopback until the block ends."""
+def running(folder: Path, *flags: str, env: Mapping[str, str] | None = None) -> Iterator[Mesh]:
+    """A mesh on loopback until the block ends; what was deployed in the same folder before is there again.
+
+    Args:
+        env: settings of services, as {"ROUSE_NODE_ROUTER_QUEUE_ORDER": "fifo"}.
+    """
     port = free_port()
     data = folder / "mesh"
     command = [
@@ -45,7 +49,7 @@ def running(folder: Path, *flags: str) -> Iterator[Mesh]:
         "--data-dir", str(data), "--listen", f"127.0.0.1:{port}", *flags,
     ]  # fmt: skip
     with (
-        serving(command, port, folder / "mesh.log") as process,
+        serving(command, port, folder / "mesh.log", env) as process,
         rouse.Client(f"127.0.0.1:{port}") as client,
     ):
         _wait_ready(client)

@@ -113,14 +113,22 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def measures_table(measures: Sequence[Measure]) -> str:
+MEASURE_HEADER = ("measure", "median", "unit", "spread", "bar", "")
+
+
+def measure_rows(measures: Sequence[Measure]) -> list[list[str]]:
+    """For a table with MEASURE_HEADER."""
     rows = []
     for m in measures:
         bar = "" if m.bar is None else f"{'≤' if m.better == 'lower' else '≥'} {figure(m.bar)}"
         verdict = "" if m.bar is None else "holds" if m.holds else "DOES NOT HOLD"
         spread = f"{figure(min(m.values))} … {figure(max(m.values))}"
         rows.append([m.name, figure(m.value), m.unit, spread, bar, verdict])
-    return table(rows, ["measure", "median", "unit", "spread", "bar", ""])
+    return rows
+
+
+def measures_table(measures: Sequence[Measure]) -> str:
+    return table(measure_rows(measures), MEASURE_HEADER)
 
 
 def write(path: Path, scenario: str, measures: Sequence[Measure], where: dict[str, object]) -> None:

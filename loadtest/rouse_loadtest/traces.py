@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rouse_loadtest.report import ROOT
+from rouse_simulator import arrivals
+from rouse_simulator.arrivals import MINUTE_S, Arrivals
 
 TRACES = ROOT / "loadtest" / "traces"
 AZURE = TRACES / "azure_functions_2019_1350fn_1day_invocations.csv.gz"
@@ -53,3 +55,26 @@ def windows(count: int, minutes: int, low: float, high: float, seed: int) -> lis
         window = random.choice(np.flatnonzero(fitting[function]))
         chosen.append([int(n) for n in parts[function, window]])
     return chosen
+
+
+def sped_up(count: int, seconds: float, rate: float, seed: int, minutes: int = 30, low: float = 1.0) -> Arrivals:
+    """Arrivals for `count` functions out of windows of Azure's trace, played faster so that all of them together are
+    `rate` a second over `seconds`: its beginning, as long as it takes to have so many, and time shortened evenly.
+
+    Args:
+        minutes: length of the windows.
+        low: least mean rate of a window in the trace, requests a minute; the greatest is sixty times that.
+
+    Raises ValueError where the windows have fewer requests.
+    """
+    whole = arrivals.counted(windows(count, minutes, low, 60 * low, seed), seed)
+    number = round(rate * seconds)
+    if len(whole) <= number:
+        raise ValueError(
+            f"{count} functions have {len(whole)} requests within {minutes} minutes; {number} are wanted: "
+            "take longer windows, or busier ones"
+        )
+    # The one after the last ends the stretch: it has exactly so many requests.
+    stretch_s = float(whole.times[number])
+    assert 0 < stretch_s <= minutes * MINUTE_S
+    return Arrivals(whole.times[:number] * (seconds / stretch_s), whole.functions[:number], count)
