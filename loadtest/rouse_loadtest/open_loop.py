@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -21,17 +22,27 @@ OK = "answered"
 
 
 @dataclass(frozen=True)
+class Question:
+    """What is asked: `ask` makes the request of a number, `is_right` says whether an answer is that number's."""
+
+    ask: Callable[[int], inference.ModelInferRequest]
+    is_right: Callable[[int, inference.ModelInferResponse], bool]
+
+
+@dataclass(frozen=True)
 class End:
     """How one request ended.
 
     Args:
         at: monotonic seconds.
+        latency_s: since the time at which it was to begin.
         outcome: "answered", or the reason of its error.
         typed: whether an error carried our ErrorInfo.
         accepted: whether it may have reached the gateway; a refused connection shows that it did not.
     """
 
     at: float
+    latency_s: float
     outcome: str
     typed: bool
     accepted: bool
@@ -43,14 +54,14 @@ class Load:
 
     Args:
         address: of the gateway.
-        model: identity of an INT64 [1].
+        question: what is asked.
         rate: requests a second.
         timeout_s: deadline of each.
         seed: of the times.
     """
 
     address: str
-    model: str
+    question: Question
     rate: float
     timeout_s: float
     seed: int
@@ -73,15 +84,14 @@ class Load:
                     self.skipped += 1
                     continue
                 self.begun += 1
-                tasks.create_task(self._one(method, next(numbers)))
+                tasks.create_task(self._one(method, next(numbers), due))
 
-    async def _one(self, method: grpc.aio.UnaryUnaryMultiCallable, number: int) -> None:
-        request = inference.ModelInferRequest(model_name=self.model, id=str(number))
-        request.inputs.add(name="x", datatype="INT64", shape=[1])
-        request.raw_input_contents.append(number.to_bytes(8, "little"))
+    async def _one(self, method: grpc.aio.UnaryUnaryMultiCallable, number: int, due: float) -> None:
+        request = self.question.ask(number)
+        request.id = str(number)
         try:
             answer = await method(request.SerializeToString(), timeout=self.timeout_s)
-            right = answer.raw_output_contents[0] == number.to_bytes(8, "little")
+            right = self.question.is_right(number, answer)
             outcome, typed, accepted = OK if right else "WRONG_ANSWER", right, True
         except grpc.aio.AioRpcError as error:
             details = decode_details(error)
@@ -91,7 +101,8 @@ class Load:
             refused = "failed to connect" in (error.details() or "")
             outcome, accepted = details.reason, not refused
         assert number not in self.ends
-        self.ends[number] = End(time.monotonic(), outcome, typed, accepted)
+        now = time.monotonic()
+        self.ends[number] = End(now, now - due, outcome, typed, accepted)
 
     def between(self, start: float, end: float) -> list[End]:
         """What ended in a stretch of time."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
 import statistics
 import threading
 import time
@@ -14,79 +13,59 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rouse_loadtest import mesh as meshes
-from rouse_loadtest import plot
-from rouse_loadtest.open_loop import OK, Load, outcomes
+from rouse_loadtest import plot, victims
+from rouse_loadtest.open_loop import OK, End, Load, outcomes
 from rouse_loadtest.report import Measure, figure, table
 from rouse_loadtest.scenario import Run, Scenario
+from rouse_loadtest.victims import Victim
+from rouse_loadtest.witnessed import Witness, doubled, witnessed, write_doubled, write_witnessed
 from rouse_testkit.mesh import Mesh
 
 KILLS, QUICK_KILLS = 20, 2
-RATE = 40.0
+# Requests a second to each of the two functions.
+RATE = 20.0
 TIMEOUT_S = 20.0
+# What later answers cost: requests that took longer missed their objective.
+OBJECTIVE_S = 0.1
 SEED = 20
-# The mesh serves again when so many requests in a row were answered.
-CALM = 20
+# The mesh serves again when so many requests to each function in a row were answered.
+CALM = 10
 CALM_S = 60.0
+# How long is looked at how many requests are late with nothing killed.
+BEFORE_S = 5.0
 CONNECTION_LOST = "UNAVAILABLE"
-FUNCTION = """
-import socket
-
-class Function:
-    def load(self, context):
-        self.out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.to = ("127.0.0.1", int(context.options["port"]))
-
-    def predict(self, inputs):
-        # Told before the answer: what ran is known even where nobody hears of it.
-        self.out.sendto(str(int(inputs["x"][0])).encode(), self.to)
-        return {"y": inputs["x"]}
-"""
+EXECUTORS = {"gpu-server": {"executors": "true"}, "cluster-manager": {"executors": "true"}}
 
 
 @dataclass
-class Victim:
-    """What the kills of one process did."""
+class Struck:
+    """What the kills of one victim did.
 
-    name: str
+    Args:
+        late: requests that failed or took longer than OBJECTIVE_S, from the kill until all was whole again.
+    """
+
+    victim: Victim
     recover_s: list[float] = field(default_factory=list)
     whole_s: list[float] = field(default_factory=list)
     ends: Counter[str] = field(default_factory=Counter)
+    late: int = 0
     untyped: int = 0
 
 
-class Witness:
-    """Hears from the function which requests ran, and how often each."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        self._socket.bind(("127.0.0.1", 0))
-        self.port: int = self._socket.getsockname()[1]
-        self.ran: Counter[int] = Counter()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        while data := self._socket.recv(64):
-            self.ran[int(data)] += 1
-
-    def close(self) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
-            last.sendto(b"", ("127.0.0.1", self.port))
-        self._thread.join(5)
-        self._socket.close()
-
-
 @contextlib.contextmanager
-def loading(load: Load) -> Iterator[None]:
-    """The load, in a thread with an event loop of its own, until the block ends and all of it has ended."""
+def loading(loads: Sequence[Load]) -> Iterator[None]:
+    """The loads, in a thread with an event loop of its own, until the block ends and all of it has ended."""
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
     failed: list[BaseException] = []
 
+    async def every() -> None:
+        await asyncio.gather(*(load.run(stop) for load in loads))
+
     def work() -> None:
         try:
-            loop.run_until_complete(load.run(stop))
+            loop.run_until_complete(every())
         except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for the thread
             failed.append(error)
 
@@ -108,50 +87,71 @@ def measure(run: Run) -> Sequence[Measure]:
     """Kills each process in turn, a number of times."""
     kills = QUICK_KILLS if run.quick else KILLS
     draw, witness = random.Random(SEED), Witness()
-    mesh = Mesh(run.folder).start()
+    mesh = Mesh(run.folder, nodes=2, devices=("host:gpu0=64MiB",), settings=EXECUTORS).start()
     try:
-        folder = meshes.write_function(
-            run.folder / "f",
-            "witnessed",
-            FUNCTION,
-            ["x INT64 [-1]"],
-            ["y INT64 [-1]"],
-            f'[options]\nport = "{witness.port}"',
-        )
-        mesh.client().deploy(folder, timeout=meshes.DEPLOY_S)
-        load = Load(mesh.gateway_address, "witnessed", RATE, TIMEOUT_S, SEED)
-        victims = [Victim(name) for name in mesh.services]
-        with loading(load):
-            _calm(load, time.monotonic())
+        client = mesh.client()
+        for folder in (write_witnessed(run.folder / "w", witness), write_doubled(run.folder / "d")):
+            client.deploy(folder, timeout=meshes.DEPLOY_S)
+        loads = [
+            Load(mesh.gateway_address, witnessed(), RATE, TIMEOUT_S, SEED),
+            Load(mesh.gateway_address, doubled(), RATE, TIMEOUT_S, SEED + 1),
+        ]
+        mesh.wait_until(lambda: len(mesh.instance_pids("witnessed")) == 2, "two instances run")
+        struck = [Struck(victim) for victim in victims.every(mesh, "witnessed")]
+        with loading(loads):
+            _calm(loads, time.monotonic())
+            quiet = _quiet(loads)
             # In turn, not one after the other: what is killed again and again is started ever later.
             for turn in range(1, kills + 1):
-                for victim in victims:
-                    _strike(mesh, load, victim, draw)
-                print(f"  round {turn} of {kills}: {len(victims)} processes killed, all recovered", flush=True)
+                for each in struck:
+                    _strike(mesh, loads, each, draw)
+                print(f"  round {turn} of {kills}: {len(struck)} kills, all recovered", flush=True)
     finally:
         mesh.stop()
         witness.close()
-    return _report(run, load, witness, victims)
+    return _report(run, loads, witness, struck, quiet)
 
 
-def _strike(mesh: Mesh, load: Load, victim: Victim, draw: random.Random) -> None:
+def _quiet(loads: Sequence[Load]) -> float:
+    """The share of requests that are late with nothing killed."""
+    began = time.monotonic()
+    time.sleep(BEFORE_S)
+    ended = _between(loads, began, time.monotonic())
+    return sum(map(_late, ended)) / len(ended)
+
+
+def _strike(mesh: Mesh, loads: Sequence[Load], struck: Struck, draw: random.Random) -> None:
     """One kill at a random moment, and the way back."""
     time.sleep(draw.uniform(0.1, 0.6))
     began = time.monotonic()
-    mesh.kill(victim.name)
-    recovered = _calm(load, began)
-    victim.recover_s.append(recovered - began)
-    mesh.wait_ready(CALM_S)
-    victim.whole_s.append(time.monotonic() - began)
-    ended = load.between(began, time.monotonic())
-    victim.ends += outcomes(ended)
+    struck.victim.kill()
+    recovered = _calm(loads, began)
+    struck.recover_s.append(recovered - began)
+    victims.wait_whole(mesh, struck.victim)
+    struck.whole_s.append(time.monotonic() - began)
+    ended = _between(loads, began, time.monotonic())
+    struck.ends += outcomes(ended)
+    struck.late += sum(map(_late, ended))
     # Nobody can say anything for a gateway that was killed: its clients see the connection break.
-    excused = {CONNECTION_LOST} if victim.name == "gateway" else set()
-    victim.untyped += sum(1 for e in ended if not e.typed and e.accepted and e.outcome not in excused)
+    excused = {CONNECTION_LOST} if struck.victim.name == "gateway" else set()
+    struck.untyped += sum(1 for e in ended if not e.typed and e.accepted and e.outcome not in excused)
 
 
-def _calm(load: Load, since: float) -> float:
-    """When the first of CALM answers in a row came. Raises AssertionError after CALM_S."""
+def _late(end: End) -> bool:
+    return end.outcome != OK or end.latency_s > OBJECTIVE_S
+
+
+def _between(loads: Sequence[Load], start: float, end: float) -> list[End]:
+    return [each for load in loads for each in load.between(start, end)]
+
+
+def _calm(loads: Sequence[Load], since: float) -> float:
+    """When the first of CALM answers in a row came, of the load where that was last. Raises AssertionError after
+    CALM_S."""
+    return max(_calm_of(load, since) for load in loads)
+
+
+def _calm_of(load: Load, since: float) -> float:
     deadline = since + CALM_S
     while time.monotonic() < deadline:
         row = sorted(load.between(since, float("inf")), key=lambda e: e.at)
@@ -167,31 +167,50 @@ def _calm(load: Load, since: float) -> float:
     )
 
 
-def _report(run: Run, load: Load, witness: Witness, victims: Sequence[Victim]) -> list[Measure]:
+def _report(
+    run: Run, loads: Sequence[Load], witness: Witness, struck: Sequence[Struck], quiet: float
+) -> list[Measure]:  # fmt: skip
     rows = []
-    for v in victims:
-        failed = sum(v.ends.values()) - v.ends[OK]
-        reasons = ", ".join(f"{reason} {count}" for reason, count in v.ends.most_common() if reason != OK) or "none"
+    for s in struck:
+        total = sum(s.ends.values())
+        reasons = ", ".join(f"{reason} {count}" for reason, count in s.ends.most_common() if reason != OK) or "none"
         rows.append(
-            [v.name, str(len(v.recover_s)), figure(statistics.median(v.recover_s)), figure(max(v.recover_s)),
-             figure(statistics.median(v.whole_s)), f"{failed} of {sum(v.ends.values())}", reasons]
+            [s.victim.name, str(len(s.recover_s)), figure(statistics.median(s.recover_s)), figure(max(s.recover_s)),
+             figure(statistics.median(s.whole_s)), f"{total - s.ends[OK]} of {total}",
+             figure(s.late / len(s.recover_s)), reasons]
         )  # fmt: skip
-    head = ["killed", "times", "serves again, s", "slowest", "whole again, s", "requests failed", "with"]
+    head = [
+        "killed", "times", "serves again, s", "slowest", "whole again, s", "requests failed",
+        f"late or failed a kill (over {OBJECTIVE_S * 1000:.0f} ms)", "with",
+    ]  # fmt: skip
     print(table(rows, head), end="\n\n")
+    print(f"with nothing killed {quiet:.1%} of the requests are late\n")
     plot.bars(
         run.plots / "faults.svg", "After kill -9: time until requests are answered again, median", "s",
-        [(v.name, statistics.median(v.recover_s)) for v in victims],
+        [(s.victim.name, statistics.median(s.recover_s)) for s in struck],
     )  # fmt: skip
+    plot.bars(
+        run.plots / "faults-objective.svg", "After kill -9: requests that missed their objective, a kill", "requests",
+        [(s.victim.name, s.late / len(s.recover_s)) for s in struck],
+    )  # fmt: skip
+    heard = loads[0]
     twice = sum(1 for count in witness.ran.values() if count > 1)
-    unheard = sum(1 for number, end in load.ends.items() if end.outcome == OK and not witness.ran[number])
+    unheard = sum(1 for number, end in heard.ends.items() if end.outcome == OK and not witness.ran[number])
+    wrong = sum(1 for load in loads for end in load.ends.values() if end.outcome == "WRONG_ANSWER")
+    kills = sum(len(s.recover_s) for s in struck)
     return [
-        Measure("requests", [load.begun], "", better="higher"),
-        Measure("never_ended", [load.begun - len(load.ends)], "requests", 0),
+        Measure("requests", [sum(load.begun for load in loads)], "", better="higher"),
+        Measure("never_ended", [sum(load.begun - len(load.ends) for load in loads)], "requests", 0),
         Measure("ran_twice", [twice], "requests", 0),
+        Measure("wrong_answers", [wrong], "requests", 0),
         Measure("answered_without_running", [unheard], "requests", 0),
-        Measure("errors_without_reason", [sum(v.untyped for v in victims)], "requests", 0),
-        Measure("recover_s", [r for v in victims for r in v.recover_s], "s", note="until requests are answered again"),
+        Measure("errors_without_reason", [sum(s.untyped for s in struck)], "requests", 0),
+        Measure("recover_s", [r for s in struck for r in s.recover_s], "s", note="until requests are answered again"),
+        Measure("objective_missed_a_kill", [sum(s.late for s in struck) / kills], "requests", note="late or failed"),
+        Measure("late_with_nothing_killed", [quiet], "share"),
     ]
 
 
-SCENARIO = Scenario("faults", "kill -9 of every service and store under open-loop load, 20 times each", 12, measure)
+SCENARIO = Scenario(
+    "faults", "kill -9 of every service, store, instance, executor and node under load, 20 times each", 10, measure
+)
