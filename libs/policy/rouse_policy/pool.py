@@ -12,6 +12,15 @@ HOST = "host"
 DISK = "disk"
 
 
+class Binding(Enum):
+    """When a model gets a device."""
+
+    # For each request the device that suits best.
+    LATE = "LATE"
+    # For good, when it is first loaded: the baselines Native and NonSwap.
+    EARLY = "EARLY"
+
+
 class Phase(Enum):
     """What a model's copy on a device is doing."""
 
@@ -53,6 +62,7 @@ class Model:
     source: where a load would read the weights: HOST or DISK.
     gap_s: mean time between its recent requests, seconds.
     pinned: one copy of it stays on a device.
+    served: an instance serves it; by early binding one that nothing serves gives its memory back.
     """
 
     version: str
@@ -61,6 +71,7 @@ class Model:
     source: str = HOST
     gap_s: float = float("inf")
     pinned: bool = False
+    served: bool = True
 
 
 @dataclass(frozen=True)
@@ -121,12 +132,14 @@ class Settings:
         for a second copy.
     loads_per_device: copies in flight to one device; more would only share its bandwidth.
     eviction: settings of the eviction policy.
+    binding: whether models share devices or keep the one that they got first.
     """
 
     patience_s: float = 0.5
     replica_after_s: float = 0.25
     loads_per_device: int = 1
     eviction: eviction.Settings = field(default_factory=eviction.Settings)
+    binding: Binding = Binding.LATE
 
 
 @dataclass(frozen=True)
@@ -153,10 +166,19 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """By early binding the version fits on no device beside those that are bound: waiting would not help."""
+
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Decision:
-    """What to start now, and when to decide again if nothing else happens before."""
+    """What to start now, when to decide again if nothing else happens before, and whose requests are refused."""
 
     grants: tuple[Grant, ...]
     loads: tuple[Load, ...]
     wake_at: float | None
     reason: str
+    refusals: tuple[Refusal, ...] = ()

@@ -22,63 +22,64 @@ becomes the first in the end.
 **Pinned models** are brought to a device before any request is served, evicting whatever rests there, and
 one copy of each never leaves. All this only as long as the largest other model still fits on some device
 beside them: one that would leave it no room is an ordinary model until it does.
+
+**Early binding** (`Binding.EARLY`) is what all this is compared with. A model is bound by `binding` when it is first to
+be loaded, to the device with most free memory, and stays there for as long as an instance serves it: nothing is evicted
+for another model but what nothing serves. Requests wait for that device. Where no device has room, the requests are
+refused at once: no time that they could wait would make any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from rouse_policy import binding, eviction
+from rouse_policy.board import BEFORE_ALL, Board, fits_beside
+from rouse_policy.pool import (
+    DISK,
+    HOST,
+    Binding,
+    Decision,
+    Device,
+    Executor,
+    Grant,
+    Hold,
+    Load,
+    Model,
+    Phase,
+    Refusal,
+    Resident,
+    Settings,
+    Snapshot,
+    State,
+    Waiter,
+)
 
-from rouse_policy import eviction
-from rouse_policy.pool import (
-    DISK as DISK,
-)
-from rouse_policy.pool import (
-    HOST as HOST,
-)
-from rouse_policy.pool import (
-    Decision as Decision,
-)
-from rouse_policy.pool import (
-    Device as Device,
-)
-from rouse_policy.pool import (
-    Executor as Executor,
-)
-from rouse_policy.pool import (
-    Grant as Grant,
-)
-from rouse_policy.pool import (
-    Hold as Hold,
-)
-from rouse_policy.pool import (
-    Load as Load,
-)
-from rouse_policy.pool import (
-    Model as Model,
-)
-from rouse_policy.pool import (
-    Phase as Phase,
-)
-from rouse_policy.pool import (
-    Resident as Resident,
-)
-from rouse_policy.pool import (
-    Settings as Settings,
-)
-from rouse_policy.pool import (
-    Snapshot as Snapshot,
-)
-from rouse_policy.pool import (
-    State as State,
-)
-from rouse_policy.pool import (
-    Waiter as Waiter,
-)
+__all__ = [
+    "DISK",
+    "HOST",
+    "PATIENCE_SHARE",
+    "Binding",
+    "Decision",
+    "Device",
+    "Executor",
+    "Grant",
+    "Hold",
+    "Load",
+    "Model",
+    "Phase",
+    "Refusal",
+    "Resident",
+    "Settings",
+    "Snapshot",
+    "State",
+    "Waiter",
+    "decide",
+    "fits_at_all",
+    "fits_beside",
+    "patience_s",
+]
 
 # A request with a short deadline becomes overdue after this part of its time.
 PATIENCE_SHARE = 0.25
-# The ticket of what is brought without a request, and its turn.
-BEFORE_ALL = -1
 
 
 def patience_s(waiter: Waiter, settings: Settings) -> float:
@@ -91,15 +92,9 @@ def fits_at_all(size_bytes: int, working_bytes: int, devices: tuple[Device, ...]
     return size_bytes == 0 or any(size_bytes + working_bytes <= d.capacity_bytes for d in devices)
 
 
-def fits_beside(model: Model, pinned: Sequence[Model], capacity_bytes: int) -> bool:
-    """Whether a device could hold a model and some that never leave it, and run each of them."""
-    every = [model, *pinned]
-    return sum(m.size_bytes for m in every) + max(m.working_bytes for m in every) <= capacity_bytes
-
-
 def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> tuple[Decision, State]:
     """Decides for every waiting request in the order of the snapshot."""
-    board = _Board(snapshot, state, settings, now)
+    board = _Scheduler(snapshot, state, settings, now)
     for version in snapshot.bring:
         if version in snapshot.models:
             board.bring(snapshot.models[version])
@@ -109,41 +104,20 @@ def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> 
     wakes = [at for at in board.wakes if at > now]
     held = ", ".join(f"{h.device} for request {h.ticket}" for h in board.holds)
     reason = f"{len(snapshot.waiters)} wait, {len(board.grants)} start, {len(board.loads)} loads begin"
+    if board.refusals:
+        reason += f", {len(board.refusals)} models find no room"
     decision = Decision(
-        tuple(board.grants), tuple(board.loads), min(wakes, default=None), reason + (f"; held: {held}" if held else "")
+        tuple(board.grants),
+        tuple(board.loads),
+        min(wakes, default=None),
+        reason + (f"; held: {held}" if held else ""),
+        tuple(board.refusals),
     )
     return decision, State(tuple(board.holds))
 
 
-class _Board:
-    """The pool while one decision is being made: the snapshot and what was decided so far."""
-
-    def __init__(self, snapshot: Snapshot, state: State, settings: Settings, now: float) -> None:
-        self.settings, self.now, self.models = settings, now, snapshot.models
-        self.devices = {d.name: d for d in snapshot.devices}
-        self.busy = {d.name for d in snapshot.devices if d.busy}
-        self.on: dict[str, dict[str, Resident]] = {d.name: {} for d in snapshot.devices}
-        for resident in snapshot.residents:
-            self.on[resident.device][resident.version] = resident
-        self.free: dict[str, list[Executor]] = {}
-        for executor in snapshot.executors:
-            self.free.setdefault(executor.version, []).append(executor)
-        # A version's waiters in their order; whoever is served is taken out.
-        self.tickets: dict[str, list[int]] = {}
-        for waiter in snapshot.waiters:
-            self.tickets.setdefault(waiter.version, []).append(waiter.ticket)
-        self.turns = {w.ticket: turn for turn, w in enumerate(snapshot.waiters)}
-        waiting = {w.ticket for w in snapshot.waiters if w.deadline > now}
-        self.holds = [h for h in state.holds if h.ticket in waiting and h.device in self.devices]
-        self.covered: set[tuple[str, str]] = set()
-        self.largest = snapshot.largest
-        self.pins: dict[str, str] = {}
-        for resident in sorted(snapshot.residents, key=lambda r: (r.loaded_at, r.version, r.device)):
-            if resident.version in self.models and resident.phase not in (Phase.LEAVING, Phase.STUCK):
-                self._pin(self.models[resident.version], resident.device)
-        self.grants: list[Grant] = []
-        self.loads: list[Load] = []
-        self.wakes: list[float] = []
+class _Scheduler(Board):
+    """Makes the decision for one request after the other."""
 
     def serve(self, waiter: Waiter) -> None:
         """Grants, loads, or leaves the request waiting."""
@@ -156,26 +130,19 @@ class _Board:
         elif model.size_bytes == 0:
             self._grant(waiter, HOST, executors[0], "no weights: needs no device")
         elif not self._grant_where_resident(waiter, executors) and not self._covered_by_a_load(waiter):
-            self._load_somewhere(waiter, model)
-
-    # ---- pinning ----
-
-    def _pin(self, model: Model, name: str) -> None:
-        """Has the copy on a device stay for good, where the model is pinned and leaves room for the others."""
-        if model.pinned and model.version not in self.pins and self._leaves_room(model, name):
-            self.pins[model.version] = name
-
-    def _leaves_room(self, model: Model, name: str) -> bool:
-        """Whether the largest model that is not pinned still fits on some device."""
-        return self.largest is None or any(
-            self._fits_beside_pinned(other, self.largest, (model,) if other == name else ()) for other in self.devices
-        )
+            if self.settings.binding is Binding.EARLY:
+                self._bind(waiter, model)
+            else:
+                self._load_somewhere(waiter, model)
 
     def bring(self, model: Model) -> None:
         """Loads a pinned model, as a request that came before all others would."""
         if any(model.version in residents for residents in self.on.values()):
             return
         pin = Waiter(BEFORE_ALL, model.version, self.now, float("inf"))
+        if self.settings.binding is Binding.EARLY:
+            self._bind(pin, model)
+            return
         claim = eviction.Claim(BEFORE_ALL, model.size_bytes, model.working_bytes, overdue=True)
         plans = []
         for name in self.devices:
@@ -232,6 +199,25 @@ class _Board:
                 return True
         return False
 
+    # ---- early binding ----
+
+    def _bind(self, waiter: Waiter, model: Model) -> None:
+        """Loads a model to the device that it keeps; refuses its requests where none has room for it."""
+        if any(model.version in residents for residents in self.on.values()):
+            return
+        free = tuple((name, self._unbound_bytes(name, model)) for name in self.devices)
+        bound, _ = binding.decide(
+            binding.Snapshot(model.size_bytes, free), binding.State(), binding.Settings(), self.now
+        )
+        if bound.device is None:
+            if all(refusal.version != model.version for refusal in self.refusals):
+                self.refusals.append(Refusal(model.version, bound.reason))
+        elif self._loads_on(bound.device) < self.settings.loads_per_device:
+            claim = eviction.Claim(self._turn(waiter.ticket), model.size_bytes, model.working_bytes, overdue=True)
+            plan = self._make_room(bound.device, claim, lambda resident: not self.models[resident.version].served)
+            if plan.fits:
+                self._start_load(waiter, bound.device, plan, f"bound early, {bound.reason}; ")
+
     # ---- loading ----
 
     def _load_somewhere(self, waiter: Waiter, model: Model) -> None:
@@ -270,47 +256,17 @@ class _Board:
     def _plan(
         self, name: str, waiter: Waiter, model: Model, claim: eviction.Claim, has_copy: bool
     ) -> eviction.Decision | None:
-        residents = self.on[name]
-        loading = sum(r.phase is Phase.LOADING for r in residents.values())
         if (
             (has_copy and name in self.busy)
-            or waiter.version in residents
+            or waiter.version in self.on[name]
             or not self._may_use(name, waiter)
             or not self._alone_fits(name, model)
         ):
             return None
-        kept = [r for r in residents.values() if r.phase not in (Phase.RESTING, Phase.LEAVING)]
-        resting = [r for r in residents.values() if r.phase is Phase.RESTING]
-        snapshot = eviction.Snapshot(
-            capacity_bytes=self.devices[name].capacity_bytes,
-            kept_bytes=sum(self._size(r.version) for r in kept),
-            kept_working_bytes=max((self.models[r.version].working_bytes for r in kept), default=0),
-            candidates=tuple(self._candidate(r) for r in resting),
-            claim=claim,
-        )
-        plan, _ = eviction.decide(snapshot, eviction.State(), self.settings.eviction, self.now)
+        plan = self._make_room(name, claim, lambda _: True)
         if plan.retry_at is not None:
             self.wakes.append(plan.retry_at)
-        return plan if plan.fits and loading < self.settings.loads_per_device else None
-
-    def _candidate(self, resident: Resident) -> eviction.Candidate:
-        model = self.models[resident.version]
-        return eviction.Candidate(
-            version=resident.version,
-            size_bytes=model.size_bytes,
-            working_bytes=model.working_bytes,
-            loaded_at=resident.loaded_at,
-            last_used_at=resident.last_used_at,
-            gap_s=model.gap_s,
-            is_copy=self.pins.get(resident.version) != resident.device
-            and any(
-                other.phase in (Phase.RESTING, Phase.EXECUTING)
-                for name, residents in self.on.items()
-                if name != resident.device and (other := residents.get(resident.version)) is not None
-            ),
-            first_turn=next((self._turn(ticket) for ticket in self.tickets.get(resident.version, ())), None),
-            pinned=self.pins.get(resident.version) == resident.device,
-        )
+        return plan if plan.fits and self._loads_on(name) < self.settings.loads_per_device else None
 
     def _start_load(self, waiter: Waiter, name: str, plan: eviction.Decision, why: str = "") -> None:
         for victim in plan.victims:
@@ -321,56 +277,3 @@ class _Board:
         state = "busy: loads while another executes" if name in self.busy else "idle"
         reason = f"{why or f'for request {waiter.ticket} '}on {name} ({state}); {plan.reason}"
         self.loads.append(Load(waiter.version, name, self._source(waiter.version), plan.victims, waiter.ticket, reason))
-
-    def _source(self, version: str) -> str:
-        """Host memory, else a sibling device that holds a copy, else disk."""
-        if self.models[version].source == HOST:
-            return HOST
-        holders = (
-            name
-            for name, residents in self.on.items()
-            if version in residents and residents[version].phase in (Phase.RESTING, Phase.EXECUTING)
-        )
-        return next(holders, self.models[version].source)
-
-    # ---- holds ----
-
-    def _may_use(self, name: str, waiter: Waiter) -> bool:
-        """Whether no overdue request holds the device whose turn is earlier."""
-        turn = self._turn(waiter.ticket)
-        return all(hold.device != name or self._turn(hold.ticket) >= turn for hold in self.holds)
-
-    def _turn(self, ticket: int) -> int:
-        """A request's place in the order in which requests are served."""
-        return self.turns.get(ticket, BEFORE_ALL)
-
-    def _hold(self, waiter: Waiter, model: Model) -> None:
-        """Claims the device where least stands in the way, unless it claims one already."""
-        if any(hold.ticket == waiter.ticket for hold in self.holds):
-            return
-        open_to = [n for n in self.devices if self._fits_beside_pinned(n, model) and self._may_use(n, waiter)]
-        open_to = [n for n in open_to if all(r.phase is not Phase.STUCK for r in self.on[n].values())] or open_to
-        if not open_to:
-            return
-        in_the_way = {
-            n: sum(self._size(r.version) for r in self.on[n].values() if r.phase is not Phase.RESTING) for n in open_to
-        }
-        name = min(open_to, key=lambda n: (in_the_way[n], n in self.busy, n))
-        # A later request's claim gives way.
-        self.holds = [hold for hold in self.holds if hold.device != name] + [Hold(name, waiter.ticket)]
-
-    def _drop_hold(self, waiter: Waiter) -> None:
-        self.holds = [hold for hold in self.holds if hold.ticket != waiter.ticket]
-
-    # ---- sizes ----
-
-    def _size(self, version: str) -> int:
-        return self.models[version].size_bytes
-
-    def _alone_fits(self, name: str, model: Model) -> bool:
-        return model.size_bytes + model.working_bytes <= self.devices[name].capacity_bytes
-
-    def _fits_beside_pinned(self, name: str, model: Model, more: tuple[Model, ...] = ()) -> bool:
-        """Whether a model fits on a device that holds nothing but it, its pinned residents and `more` of them."""
-        here = [self.models[v] for v, device in self.pins.items() if device == name and v != model.version]
-        return fits_beside(model, [*here, *more], self.devices[name].capacity_bytes)

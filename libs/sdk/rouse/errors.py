@@ -185,6 +185,7 @@ _HINTS = {
     "PIN_TOO_LARGE": "deploy it without pinned = true, or on larger devices (`rouse status` shows them)",
     "FUNCTION_RAISED": "see `rouse logs {function}` for the traceback",
     "QUEUE_FULL": "send fewer requests at once, or raise queue_capacity or max_instances",
+    "DEVICE_FULL_EARLY_BINDING": "delete other functions, or run gpu-server with --binding late",
     "DEVICE_WAIT_FULL": "send fewer requests at once, or add a device",
     "EXECUTOR_LOST": "retry if running twice is harmless: the request may have been executed",
     "NOT_SERVED": "see the message for what to use instead",

@@ -62,6 +62,15 @@ class GpuServerConfig(ServiceConfig):
     replica_after_ms: int = option(
         250, "after so long behind a busy device a request may evict others for a second copy, ms", low=1, high=600_000
     )
+    binding: str = option(
+        "late",
+        "late: models share the devices; early: each keeps the device that it gets first, and what finds no room is "
+        "refused",
+        choices=("late", "early"),
+    )
+    eviction_order: str = option(
+        "pool", "pool: light models leave before heavy ones; lru: the least recently used one", choices=("pool", "lru")
+    )
     loads_per_device: int = option(1, "copies in flight to one device", low=1, high=16)
     attach_limit_s: float = option(10.0, "how long an executor may take to attach, seconds", low=0.05, high=600)
     detach_limit_s: float = option(
@@ -127,5 +136,8 @@ class GpuServerConfig(ServiceConfig):
             patience_s=self.patience_ms / 1000,
             replica_after_s=self.replica_after_ms / 1000,
             loads_per_device=self.loads_per_device,
-            eviction=eviction.Settings(min_residency_s=self.min_residency_ms / 1000),
+            eviction=eviction.Settings(
+                min_residency_s=self.min_residency_ms / 1000, order=eviction.Order[self.eviction_order.upper()]
+            ),
+            binding=scheduling.Binding[self.binding.upper()],
         )

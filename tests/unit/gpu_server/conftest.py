@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,7 +163,7 @@ class WatchedBackend(HostBackend):
 class Bench:
     """Everything but the gRPC server, put together as the app does. Enter it within the running loop."""
 
-    def __init__(self, capacities: dict[str, int], *, max_waiting: int = 100, loads: int = 1) -> None:
+    def __init__(self, capacities: dict[str, int], *, max_waiting: int = 100, **policy: Any) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rouse-test-", dir="/dev/shm"))
         self.clock, self.neighbours, self.wakeup = ManualClock(), Neighbours(), Wakeup()
         # One thread each: when a call put in last has run, all have.
@@ -172,7 +173,7 @@ class Bench:
             for name, pages in capacities.items()
         }
         self.pool = Pool(devices, WaitingList(max_waiting))
-        self._settings = scheduling.Settings(loads_per_device=loads)
+        self._settings = scheduling.Settings(**policy)
         self._stack = AsyncExitStack()
         self.models: dict[str, MadeModel] = {}
 

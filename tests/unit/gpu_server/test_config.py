@@ -6,6 +6,7 @@ import pytest
 
 from rouse_common.config import ConfigError, load
 from rouse_gpu_server.config import DeviceSpec, GpuServerConfig, parse_device
+from rouse_policy import eviction, scheduling
 
 
 def config(*flags: str, **environ: str) -> GpuServerConfig:
@@ -47,6 +48,8 @@ def test_a_bad_device_is_named(text: str, message: str) -> None:
         (["--memory-dir", "here"], "want an absolute path"),
         (["--coordinator", "nowhere"], "want host:port"),
         (["--max-waiting", "0"], "want 1 to"),
+        (["--binding", "soon"], "want one of late, early"),
+        (["--eviction-order", "POOL"], "want one of pool, lru"),
     ],
 )
 def test_a_bad_setting_is_named(flags: list[str], message: str) -> None:
@@ -59,6 +62,13 @@ def test_milliseconds_reach_the_policy_as_seconds() -> None:
     assert policy.patience_s == 0.25
     assert policy.eviction.min_residency_s == 0.05
     assert policy.replica_after_s == 0.01
+
+
+def test_the_baselines_are_chosen_by_flag_or_environment() -> None:
+    assert config().policy == scheduling.Settings()
+    early = config("--binding", "early", ROUSE_GPU_SERVER_EVICTION_ORDER="lru").policy
+    assert early.binding is scheduling.Binding.EARLY
+    assert early.eviction.order is eviction.Order.LRU
 
 
 def test_threads_are_shared_out_over_the_devices() -> None:

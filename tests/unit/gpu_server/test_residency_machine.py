@@ -35,7 +35,7 @@ class NodeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.bench = self.bench_type(CAPACITIES, loads=2)
+        self.bench = self.bench_type(CAPACITIES, loads_per_device=2)
         self.runner.run(self.bench.__aenter__())
         for name, (weights, working) in SHAPES.items():
             tensors = [weights * PAGE - 100] if weights else []

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rouse_common.errors import RouseError, Unavailable
+from rouse_common.errors import ResourceExhausted, RouseError, Unavailable
+from rouse_gpu_server.logic.describe import describe
 from rouse_gpu_server.logic.leasing import Call, Granted
 from rouse_gpu_server.state.residency import Tier
+from rouse_policy.scheduling import Binding
 from rouse_testkit.gpu import make_model
 
 if TYPE_CHECKING:
@@ -190,3 +192,42 @@ async def test_loads_wait_for_the_memory_of_a_model_that_is_leaving(make_bench: 
         instance.hung = False
         await asking
         assert not bench.neighbours.ended
+
+
+def why(bench: Bench, name: str) -> str:
+    """What `rouse describe` says of where a model is."""
+    rows = describe(bench.pool, "n", lambda _: 0, host_used=0, host_capacity=0, disk_used=0).residency
+    return next(row.reason for row in rows if row.version_id == f"{name}-v1")
+
+
+async def test_by_early_binding_a_model_without_room_is_refused_at_once_and_nothing_leaves_for_it(
+    make_bench: type[Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_bench({"d0": 10, "d1": 8}, binding=Binding.EARLY) as bench:
+        for name, pages in (("a", 6), ("b", 6), ("c", 4), ("d", 6)):
+            await serve(bench, name, pages)
+        assert [(await use(bench, name)).lease.device_name for name in "abca"] == ["d0", "d1", "d0", "d0"]
+        assert why(bench, "a").startswith("released")
+        before = memory(bench)
+        for _ in range(2):
+            with pytest.raises(ResourceExhausted, match="--binding late") as caught:
+                await acquire(bench, "d")
+            assert caught.value.reason == "DEVICE_FULL_EARLY_BINDING"
+        assert not len(bench.pool.waiting)
+        assert memory(bench) == before
+        numbers = f"needs {6 * PAGE} B, most is free on d1: {2 * PAGE} B"
+        assert numbers in caught.value.message
+        assert why(bench, "d").startswith(f"bound to no device (early binding): {numbers}; ")
+        assert [r.getMessage() for r in caplog.records if "not bound" in r.getMessage()] == [
+            f"not bound function=d version=d-v1 reason={numbers}"
+        ]
+        # What nothing serves any more has no claim to its memory.
+        bench.neighbours.kill(bench.neighbours.instances["unix:i1"])
+        bench.sync()
+        granted = await acquire(bench, "d")
+        assert granted.lease.device_name == "d1"
+        assert "bound early" in granted.reason
+        assert not bench.pool.residents_of("b-v1")
+        assert bench.pool.models["d-v1"].unbound == ""
+        bench.leasing.release(granted.lease.lease_id, 1.0, False)
+        memory(bench)

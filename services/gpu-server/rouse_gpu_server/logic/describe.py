@@ -69,6 +69,11 @@ def _device(pool: Pool, device: Device, node_id: str) -> DeviceSummary:
 
 
 def _row(model: Model, node_id: str, machine: Machine, device: str, pinned: bool = False) -> Residency:
+    reason = machine.reason
+    if pinned:
+        reason = f"pinned; {reason}"
+    elif model.unbound and not device:
+        reason = f"bound to no device (early binding): {model.unbound}; {reason}"
     since = Timestamp()
     since.FromMilliseconds(round(machine.since * 1000))
     return Residency(
@@ -77,7 +82,7 @@ def _row(model: Model, node_id: str, machine: Machine, device: str, pinned: bool
         state=wire_name(machine.state),
         device=device,
         size_bytes=model.size_bytes,
-        reason=f"pinned; {machine.reason}" if pinned else machine.reason,
+        reason=reason,
         swap_in_count=model.swap_ins,
         since=since,
     )

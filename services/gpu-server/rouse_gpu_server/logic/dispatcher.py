@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable
 
 from rouse_common.clock import Clock
-from rouse_common.errors import RouseError, Unavailable
+from rouse_common.errors import ResourceExhausted, RouseError, Unavailable
 from rouse_gpu_server.logic.attachments import Attachments
 from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.pool import Pool
-from rouse_gpu_server.state.records import Lease, Phase
+from rouse_gpu_server.state.records import Lease, Model, Phase
 from rouse_gpu_server.state.waiting import Waiter
 from rouse_gpu_server.state.wakeup import Wakeup
 from rouse_policy import golden, scheduling
@@ -77,7 +77,10 @@ class Dispatcher:
         later = [at for at in pins.values() if at > now]
         self._wake_at = min([*later, *([decision.wake_at] if decision.wake_at is not None else [])], default=None)
         for load in decision.loads:
+            self._pool.models[load.version].unbound = ""
             self._swapper.load(load)
+        for refusal in decision.refusals:
+            self._refuse(refusal)
         for grant in decision.grants:
             self._grant(grant, now)
         if decision.grants or decision.loads:
@@ -95,6 +98,17 @@ class Dispatcher:
             for waiter in self._pool.waiting.of(version_id):
                 self._pool.waiting.remove(waiter)
                 self.fail(waiter, no_executor(version_id))
+
+    def _refuse(self, refusal: scheduling.Refusal) -> None:
+        """Ends the wait of all requests of a version that no device has room for."""
+        model = self._pool.models[refusal.version]
+        if not model.unbound:
+            # Once, and not at each request that comes.
+            LOG.warning("not bound function=%s version=%s reason=%s", model.function, refusal.version, refusal.reason)
+        model.unbound = refusal.reason
+        for waiter in self._pool.waiting.of(refusal.version):
+            self._pool.waiting.remove(waiter)
+            self.fail(waiter, no_room(model))
 
     # ---- granting ----
 
@@ -197,4 +211,15 @@ def instance_gone(instance_id: str, version_id: str) -> Unavailable:
         f"instance {instance_id} of version {version_id} does not serve on this node any more",
         version=version_id,
         instance=instance_id,
+    )
+
+
+def no_room(model: Model) -> ResourceExhausted:
+    """What a request hears whose model no device has room for, by early binding."""
+    return ResourceExhausted(
+        "DEVICE_FULL_EARLY_BINDING",
+        f"function {model.function} fits on no device beside the models that are bound there: {model.unbound}. "
+        "Delete others, or start gpu-server with --binding late: models then share the devices",
+        function=model.function,
+        version=model.version_id,
     )

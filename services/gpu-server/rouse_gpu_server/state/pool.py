@@ -142,6 +142,7 @@ class Pool:
             counts[executor.version_id] = counts.get(executor.version_id, 0) + 1
         waiters = self.shares.order(self.waiting.heads(counts))
         residents = [r for d in self.devices.values() for r in d.residents.values()]
+        served = {e.version_id for e in self.executors.values() if e.alive and not e.condemned}
         versions = {w.version_id for w in waiters} | {r.model.version_id for r in residents} | set(bring)
         return scheduling.Snapshot(
             devices=tuple(
@@ -152,7 +153,9 @@ class Pool:
                 for r in residents
             ),
             models={
-                v: self._model(m) for v in versions if (m := self.models.get(v)) is not None and m.artefact.on_disk
+                v: self._model(m, v in served)
+                for v in versions
+                if (m := self.models.get(v)) is not None and m.artefact.on_disk
             },
             executors=tuple(
                 scheduling.Executor(
@@ -183,12 +186,13 @@ class Pool:
             return scheduling.Phase.STUCK
         return PHASES[resident.state]
 
-    def _model(self, model: Model) -> scheduling.Model:
+    def _model(self, model: Model, served: bool = True) -> scheduling.Model:
         in_memory = model.artefact.machine.state is Tier.HOST
         source = scheduling.HOST if in_memory else scheduling.DISK
         return scheduling.Model(
-            model.version_id, model.size_bytes, model.working_bytes, source, model.gap_s, self.is_pinned(model)
-        )
+            model.version_id, model.size_bytes, model.working_bytes, source, model.gap_s, self.is_pinned(model),
+            served,
+        )  # fmt: skip
 
     def check(self) -> None:
         """Raises AssertionError where the records contradict each other; for tests and idle moments."""

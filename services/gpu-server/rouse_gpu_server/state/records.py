@@ -100,7 +100,8 @@ class Model:
         dropping: it is being dropped and takes no requests.
         swap_failed_at: when a load last failed, monotonic seconds; None where none did since one succeeded.
         left: the copy that was evicted last, as it ended: back in host memory, with the reason.
-        replays: requests that tapes answered.
+        unbound: by early binding, why no device has room for it; empty where one has, or was not asked for yet.
+    replays: requests that tapes answered.
         eager_reason: why requests were not recorded, or gave no tape, the latest of them.
     """
 
@@ -114,6 +115,7 @@ class Model:
     dropping: bool = False
     swap_failed_at: float | None = None
     left: Machine | None = None
+    unbound: str = ""
     replays: int = 0
     eager_reason: str = ""
 
