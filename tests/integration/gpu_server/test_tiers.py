@@ -53,4 +53,3 @@ async def test_what_an_instance_serves_stays(node: Node) -> None:
     # Both were idle for as long; the one that left shows that the node has looked.
     await node.until(lambda view: {r.version_id: r.state for r in view.residency}[idle.version.version_id] == "DISK")
     assert (await node.states())[served.version.version_id] != "DISK"
-
