@@ -21,7 +21,10 @@ SIZE = 1024  # 4 MiB of weights
 @pytest.fixture(scope="module")
 def wide_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """Two nodes with two devices each, gpu0 and gpu1 of 6 MiB: room for one model of SIZE each."""
-    mesh = Mesh(tmp_path_factory.mktemp("wide"), nodes=2, devices=("host:gpu0=6MiB", "host:gpu1=6MiB"))
+    mesh = Mesh(
+        tmp_path_factory.mktemp("wide"), nodes=2, devices=("host:gpu0=6MiB", "host:gpu1=6MiB"),
+        settings={"scaler": {"ahead_share": "0.01"}},
+    )  # fmt: skip
     mesh.start()
     yield mesh
     mesh.stop()
@@ -39,6 +42,22 @@ def test_functions_use_every_node_and_device(wide_mesh: Mesh, tmp_path: Path) ->
     assert len({(result.node, result.device) for result in results}) > 2
     for name in names:
         client.delete(name)
+
+
+def test_a_busy_function_s_weights_come_to_the_other_node_ahead_of_an_instance(wide_mesh: Mesh, tmp_path: Path) -> None:
+    client = wide_mesh.client()
+    client.deploy(write_linear(tmp_path / "busy", "busy", SIZE, 7))
+    x = np.ones((1, SIZE), np.float32)
+
+    def held() -> set[str]:
+        """Nodes that hold its weights, while more requests come: more than a hundredth of a node's devices."""
+        for _ in range(20):
+            client.infer("busy", {"x": x}, timeout=60)
+        return {r.node for r in client.describe("busy").residency if r.state in ("HOST", "DEVICE", "EXECUTING")}
+
+    wide_mesh.wait_until(lambda: held() == {"node0", "node1"}, "both nodes hold its weights")
+    assert len({i.node for i in client.describe("busy").instances}) == 1
+    client.delete("busy")
 
 
 def test_a_lost_node_s_function_is_woken_on_the_other(wide_mesh: Mesh, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rouse_testkit.doubles_cluster import (
     READY,
     STOPPING,
     ClusterDouble,
+    CoordinatorDouble,
 )
 from rouse_testkit.running import running
 from rouse_testkit.scaler_mesh import ScalerMesh, Start, scaler_mesh, stopped
@@ -187,6 +188,33 @@ async def test_load_brings_more_instances_up_to_the_limit(start: Start) -> None:
     assert decision.instance_rate == pytest.approx(1000 / 150)
     assert (decision.instances, decision.desired) == (2, 2)
     assert "limits 0 to 3" in decision.reason
+
+
+async def test_a_busy_function_s_weights_are_brought_to_one_more_node_once(start: Start) -> None:
+    beside = CoordinatorDouble(ClusterDouble())
+
+    async def two_nodes(mesh: ScalerMesh) -> None:
+        mesh.control.add_node("n1", await beside.start())
+        for node in mesh.control.nodes.values():
+            node.report.devices.add(name="gpu0")
+            node.report.host_capacity_bytes = 1 << 30
+
+    mesh = await start(two_nodes)
+    mesh.control.deploy("quiet").weights_bytes = 1 << 20
+    mesh.control.deploy("busy").weights_bytes = 1 << 20
+    for name in ("quiet", "busy"):
+        await mesh.control.put(f"{name}-v1", READY)
+    await mesh.arrivals("quiet", 2, device_ms=100)
+    await mesh.arrivals("busy", 10, device_ms=80)
+    try:
+        async with asyncio.timeout(10):
+            while not beside.staged:
+                await mesh.rounds(1)
+        await mesh.rounds(3)
+        assert beside.staged == {"busy-v1": 1}
+        assert not mesh.node.staged
+    finally:
+        await beside.stop()
 
 
 async def test_an_idle_function_goes_to_zero_in_the_right_order(start: Start) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from rouse_policy import eviction, interference, pool, queueing, scheduling, tiering
+from rouse_policy import eviction, interference, pool, queueing, scheduling, spreading, tiering
 
 # The policies whose decisions are recorded: their decide, and the types of what it takes and gives.
 POLICIES: Mapping[str, tuple[Any, type, type, type, type]] = {
@@ -26,6 +26,7 @@ POLICIES: Mapping[str, tuple[Any, type, type, type, type]] = {
     "interference": (
         interference.decide, interference.Snapshot, interference.State, interference.Settings, interference.Decision,
     ),
+    "spreading": (spreading.decide, spreading.Snapshot, spreading.State, spreading.Settings, spreading.Decision),
     "tiering": (tiering.decide, tiering.Snapshot, tiering.State, tiering.Settings, tiering.Decision),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ import psutil
 from rouse_common.link import Links
 from rouse_common.rpc import Channels, call
 from rouse_contracts import arrays, coordination, device
-from rouse_contracts.functions import TensorBatch
+from rouse_contracts.functions import FunctionVersion, TensorBatch
 from rouse_contracts.links import EXECUTE, executor_link
 from rouse_testkit import models
 from rouse_testkit.artefacts import Staged, stage
@@ -67,6 +67,9 @@ class Coordinator:
     async def run_instance(self, instance_id: str, staged: Staged) -> None:
         request = coordination.StartInstanceRequest(instance_id=instance_id, version=staged.version)
         await call(self.stub.StartInstance, request, timeout_s=TIMEOUT_S)
+
+    async def stage_ahead(self, version: FunctionVersion) -> None:
+        await call(self.stub.StageVersion, coordination.StageVersionRequest(version=version), timeout_s=TIMEOUT_S)
 
     async def end_instance(self, instance_id: str, grace_ms: int = 5000) -> None:
         request = coordination.StopInstanceRequest(instance_id=instance_id, grace_ms=grace_ms, reason="scaled down")

@@ -50,7 +50,9 @@ class ClusterDouble(Served, cluster.ClusterServiceServicer):
         self._clock = SystemClock()
 
     def add_node(self, node_id: str, coordinator_address: str) -> None:
-        self.nodes[node_id] = cluster.Node(node_id=node_id, coordinator_address=coordinator_address)
+        self.nodes[node_id] = cluster.Node(
+            node_id=node_id, coordinator_address=coordinator_address, state=cluster.NODE_STATE_READY
+        )
 
     def deploy(self, name: str, *, least: int = 0, most: int = 1, idle_s: float = 300.0) -> functions.FunctionVersion:
         """A new active version of a function."""
@@ -192,6 +194,7 @@ class CoordinatorDouble(Served, coordination.CoordinationServiceServicer):
         self.fails = False
         self.started: Counter[str] = Counter()
         self.stopped: list[coordination.StopInstanceRequest] = []
+        self.staged: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def StartInstance(
@@ -208,6 +211,14 @@ class CoordinatorDouble(Served, coordination.CoordinationServiceServicer):
         await self._control.move(instance_id, STARTING)
         await self.loads.wait()
         await self._control.move(instance_id, FAILED if self.fails else READY, "it raised" if self.fails else "")
+
+    async def StageVersion(
+        self, request: coordination.StageVersionRequest, context: grpc.aio.ServicerContext
+    ) -> coordination.StageVersionResponse:
+        async with self._control.changed:
+            self.staged[request.version.version_id] += 1
+            self._control.changed.notify_all()
+        return coordination.StageVersionResponse()
 
     async def StopInstance(
         self, request: coordination.StopInstanceRequest, context: grpc.aio.ServicerContext

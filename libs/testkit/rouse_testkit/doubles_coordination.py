@@ -44,7 +44,7 @@ class GpuServerDouble(_Double, device.DeviceServiceServicer):
         super().__init__(device.add_DeviceServiceServicer_to_server, device.DESCRIPTOR)
         self.staged = {entry.version.version_id: entry for entry in staged}
         self.executors: list[device.Executor] = []
-        self.syncs = 0
+        self.syncs = self.stagings = 0
         self.refusal: RouseError | None = None
         self.staging = asyncio.Event()
         self.staging.set()
@@ -56,6 +56,8 @@ class GpuServerDouble(_Double, device.DeviceServiceServicer):
         if self.refusal is not None:
             raise self.refusal
         entry = self.staged[request.version.version_id]
+        self.stagings += 1
+        await self.note()
         return device.StageVersionResponse(
             artefact_path=str(entry.folder), image_path=entry.image_path, artefact=entry.artefact
         )

@@ -13,6 +13,7 @@ from rouse_contracts import coordination
 from rouse_coordinator.adapters.neighbours import ClusterManager, Executors, GpuServer, NodeRouter
 from rouse_coordinator.adapters.process import Launcher, template_environment
 from rouse_coordinator.adapters.templates import Templates
+from rouse_coordinator.ahead import Ahead
 from rouse_coordinator.config import CoordinatorConfig
 from rouse_coordinator.folder import RuntimeFolder
 from rouse_coordinator.instances import Instances
@@ -76,10 +77,11 @@ class CoordinatorApp:
         launcher = Launcher(config, templates if config.templates else None)
         living = Living(config, registry, gpu_server, Executors(channels), launcher, folder.address, clock)
         instances = Instances(config.node_id, table, living, reports, group, clock)
+        ahead = Ahead(gpu_server.stage, config.stage_timeout_s, group)
         server = RpcServer(config.listen, max_message_bytes=config.max_message_mib << 20, tls=config.tls)
         server.add(
             coordination.add_CoordinationServiceServicer_to_server,
-            CoordinationServicer(instances, table),
+            CoordinationServicer(instances, table, ahead),
             coordination.DESCRIPTOR,
         )
         local = RpcServer(folder.address, max_message_bytes=config.max_message_mib << 20)
@@ -109,6 +111,7 @@ class CoordinatorApp:
         await server.set_serving(False)
         await instances.stop_all(config.drain_s, "the coordinator stops")
         beating.cancel()
+        ahead.stop()
         if not await reports.delivered(FLUSH_S):
             LOG.warning("not reported to cluster-manager instances=%s", ",".join(sorted(reports.undelivered)))
         await server.stop(STOP_SERVER_S)

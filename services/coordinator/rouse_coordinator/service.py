@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from rouse_common.errors import InvalidArgument
 from rouse_contracts import coordination
+from rouse_coordinator.ahead import Ahead
 from rouse_coordinator.config import MAX_INSTANCE_ID
 from rouse_coordinator.instances import Instances
 from rouse_coordinator.table import Registration, RegistrationTable
@@ -20,8 +21,8 @@ INSTANCE_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_INSTANCE_ID - 1}}}"
 class CoordinationServicer(coordination.CoordinationServiceServicer):
     """For the scaler and cluster-manager."""
 
-    def __init__(self, instances: Instances, table: RegistrationTable) -> None:
-        self._instances, self._table = instances, table
+    def __init__(self, instances: Instances, table: RegistrationTable, ahead: Ahead) -> None:
+        self._instances, self._table, self._ahead = instances, table, ahead
 
     async def StartInstance(
         self, request: coordination.StartInstanceRequest, context: grpc.aio.ServicerContext
@@ -42,6 +43,14 @@ class CoordinationServicer(coordination.CoordinationServiceServicer):
         reason = request.reason or "asked to stop"
         await self._instances.stop(request.instance_id, request.grace_ms / 1000, reason)
         return coordination.StopInstanceResponse()
+
+    async def StageVersion(
+        self, request: coordination.StageVersionRequest, context: grpc.aio.ServicerContext
+    ) -> coordination.StageVersionResponse:
+        if not request.version.version_id or not request.version.spec.name:
+            raise InvalidArgument("BAD_VERSION", "the version to be staged has no id or no name")
+        self._ahead.stage(request.version)
+        return coordination.StageVersionResponse()
 
     async def ListInstances(
         self, request: coordination.ListInstancesRequest, context: grpc.aio.ServicerContext

@@ -21,6 +21,7 @@ from rouse_scaler.metrics import DecisionCollector
 from rouse_scaler.rounds import Rounds
 from rouse_scaler.service import ScalingServicer
 from rouse_scaler.sleeps import Sleeps
+from rouse_scaler.spread import Spread
 from rouse_scaler.state import Registry
 from rouse_scaler.wakes import Wakes
 
@@ -50,9 +51,11 @@ class Scaler:
                 actions = Actions(control, coordinators, config.grace_s, tasks)
                 wakes = Wakes(control, actions, registry, clock, tasks)
                 sleeps = Sleeps(control, actions, registry, clock)
+                spread = Spread(coordinators, config.spreading(), clock, tasks)
                 rounds = Rounds(
-                    control, coordinators, windows, actions, registry, config.policy(), config.window_s, clock, tasks
-                )
+                    control, coordinators, windows, actions, registry, spread, config.policy(), config.window_s, clock,
+                    tasks,
+                )  # fmt: skip
                 server = RpcServer(config.listen, max_message_bytes=self._max_bytes, tls=config.tls)
                 server.add(
                     contract.add_ScalingServiceServicer_to_server,
@@ -70,6 +73,7 @@ class Scaler:
                 looking.cancel()
                 await rounds.settle(SETTLE_S)
                 actions.cancel()
+                spread.cancel()
         finally:
             REGISTRY.unregister(collector)
             await coordinators.close()

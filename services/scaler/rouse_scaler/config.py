@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address
-from rouse_policy import scaling
+from rouse_policy import scaling, spreading
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,11 @@ class ScalerConfig(ServiceConfig):
     retire_s: float = option(30.0, "how long a replaced version is kept, seconds", low=0, high=86_400)
     first_backoff_s: float = option(1.0, "pause before the first restart of what failed, seconds", low=0.01, high=600)
     max_backoff_s: float = option(60.0, "longest pause before a restart, seconds", low=0.01, high=3600)
+    ahead_share: float = option(
+        0.5, "part of a node's devices that one function may keep busy at its peak before its weights are brought to "
+        "one more node ahead of the next burst", low=0.01, high=1,
+    )  # fmt: skip
+    ahead_half_life_s: float = option(600.0, "after so long a peak of demand counts half, seconds", low=1, high=86_400)
     grace_s: float = option(30.0, "time a stopped instance has for what it executes, seconds", low=0, high=3600)
 
     def validate(self) -> None:
@@ -43,3 +48,6 @@ class ScalerConfig(ServiceConfig):
             finish_s=self.grace_s + 15.0,
             retire_s=self.retire_s,
         )
+
+    def spreading(self) -> spreading.Settings:
+        return spreading.Settings(half_life_s=self.ahead_half_life_s, share=self.ahead_share)

@@ -18,7 +18,9 @@ from rouse_scaler import metrics
 from rouse_scaler.actions import Actions
 from rouse_scaler.adapters.control import ControlPlane
 from rouse_scaler.adapters.coordinators import Coordinators
+from rouse_scaler.spread import Spread
 from rouse_scaler.state import Entry, Registry
+from rouse_scaler.view import Target, View, rate_of
 
 LOG = logging.getLogger(__name__)
 
@@ -26,50 +28,15 @@ LOG = logging.getLogger(__name__)
 MAX_ACTING = 32
 
 
-@dataclass(frozen=True)
-class Target:
-    """A version that requests reach which name none.
-
-    Args:
-        function: its function.
-        version: what is to be started.
-        key: the version in the registry; empty for the active one.
-        others: the function's other versions with traffic; for the active one only.
-    """
-
-    function: functions.FunctionSummary
-    version: functions.FunctionVersion
-    key: str = ""
-    others: frozenset[str] = frozenset()
-
-    def owns(self, instance: cluster.Instance) -> bool:
-        """Whether the instance is this target's to decide on: those of versions without traffic are the
-        active version's."""
-        if self.key:
-            return bool(instance.version_id == self.key)
-        return instance.version_id not in self.others
-
-
-@dataclass(frozen=True)
-class View:
-    """The mesh as one round sees it."""
-
-    targets: Sequence[Target]
-    instances: Mapping[str, Sequence[cluster.Instance]]
-    coordinators: Mapping[str, str]
-    # Functions and versions, as the registry knows them.
-    executing: frozenset[tuple[str, str]]
-    activity: Mapping[str, Activity] | None
-    last_arrivals: Mapping[str, float]
-
-
 class Rounds:
     """One `round` after the other, `period_s` apart. `looked` is set once the first one has succeeded."""
 
     def __init__(
         self, control: ControlPlane, coordinators: Coordinators, windows: Windows, actions: Actions,
-        registry: Registry, settings: scaling.Settings, window_s: int, clock: Clock, tasks: asyncio.TaskGroup,
+        registry: Registry, spread: Spread, settings: scaling.Settings, window_s: int, clock: Clock,
+        tasks: asyncio.TaskGroup,
     ) -> None:  # fmt: skip
+        self._spread = spread
         self._control, self._coordinators, self._windows = control, coordinators, windows
         self._actions, self._registry, self._settings = actions, registry, settings
         self._window_s, self._clock, self._tasks = window_s, clock, tasks
@@ -92,6 +59,7 @@ class Rounds:
             if entry.acting or entry.lock.locked() or entry.changed_at >= began:
                 continue
             self._consider(entry, target, view, now)
+        self._spread.look(view)
         names = {target.function.name for target in view.targets}
         self._registry.keep({(target.function.name, target.key) for target in view.targets})
         await self._coordinators.keep(view.coordinators.values())
@@ -121,6 +89,7 @@ class Rounds:
             targets=_targets(summaries, beside),
             instances=instances,
             coordinators={node.node_id: node.coordinator_address for node in nodes},
+            nodes=nodes,
             executing=frozenset(executing),
             activity=activity,
             last_arrivals=last_arrivals,
@@ -249,7 +218,7 @@ def _snapshot(entry: Entry, target: Target, instances: Sequence[cluster.Instance
         min_instances=limits.min_instances,
         max_instances=max(1, limits.max_instances),
         idle_timeout_s=limits.idle_timeout.ToNanoseconds() / 1e9,
-        arrival_rate=_rate(target, view.activity, prefix),
+        arrival_rate=rate_of(target, view.activity),
         instance_rate=0.0 if activity is None else activity.instance_rate,
         last_arrival=max(signs, default=None),
         busy=(name, target.key) in view.executing,
@@ -265,18 +234,6 @@ def _snapshot(entry: Entry, target: Target, instances: Sequence[cluster.Instance
         named=named,
         slept_at=entry.slept_at,
     )
-
-
-def _rate(target: Target, activity: Mapping[str, Activity] | None, prefix: str) -> float | None:
-    """Arrivals a second of one version: a function counts all of its own, and versions beside the active one
-    count theirs as well."""
-    if activity is None:
-        return None
-    nothing = Activity(0, 0, 0.0, 1)
-    if target.key:
-        return activity.get(prefix + target.key, nothing).arrival_rate
-    total = activity.get(target.function.name, nothing).arrival_rate
-    return max(0.0, total - sum(each.arrival_rate for key, each in activity.items() if key.startswith(prefix)))
 
 
 def _seconds(stamp: Timestamp) -> float:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from rouse_common.errors import InvalidArgument, ResourceExhausted
+from rouse_contracts.functions import FunctionVersion
 from rouse_testkit.coordinator_node import (
     Node,
     alive,
@@ -129,3 +130,16 @@ async def test_an_orderly_stop_ends_and_reports_everything(tmp_path: Path, start
     assert await node.coordinator.stop() == 0
     assert not psutil.pid_exists(pid)
     assert node.cluster.states("i1")[-1] == "ENDED"
+
+
+async def test_a_version_is_staged_ahead_of_an_instance(tmp_path: Path, start: Start) -> None:
+    staged = identity(tmp_path)
+    node = await start(staged)
+    node.gpu_server.staging.clear()
+    for _ in range(3):
+        await node.coordinator.stage_ahead(staged.version)
+    node.gpu_server.staging.set()
+    await node.gpu_server.until(lambda: node.gpu_server.stagings == 1)
+    with pytest.raises(InvalidArgument) as refused:
+        await node.coordinator.stage_ahead(FunctionVersion())
+    assert refused.value.reason == "BAD_VERSION"

@@ -39,6 +39,11 @@ class Coordinators:
         with self._stub(address) as stub:
             await call(stub.StopInstance, request, timeout_s=grace_s + STOP_MARGIN_S)
 
+    async def stage(self, address: str, version: FunctionVersion) -> None:
+        """Has a version's weights brought to the node. Raises RouseError."""
+        with self._stub(address) as stub:
+            await call(stub.StageVersion, coordination.StageVersionRequest(version=version), timeout_s=START_TIMEOUT_S)
+
     async def keep(self, addresses: Collection[str]) -> None:
         """Forgets the coordinators at other addresses that are not being called."""
         for address in [known for known, calls in self._calls.items() if known not in addresses and not calls]:
