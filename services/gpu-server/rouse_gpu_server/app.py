@@ -22,6 +22,7 @@ from rouse_gpu_server.adapters.disk import Disk
 from rouse_gpu_server.adapters.executors import ExecutorClient
 from rouse_gpu_server.adapters.images import Images
 from rouse_gpu_server.adapters.repository import RepositoryClient
+from rouse_gpu_server.backends.fabric import Fabric
 from rouse_gpu_server.backends.host import HostBackend
 from rouse_gpu_server.config import GpuServerConfig
 from rouse_gpu_server.logic.attachments import Attachments, Limits
@@ -140,7 +141,9 @@ class GpuServer:
             pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
             Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads), sessions,
         )  # fmt: skip
-        swapper = Swapper(pool, attachments, stager, background, wakeup, clock, threads[0])
+        swapper = Swapper(
+            pool, attachments, stager, background, wakeup, clock, threads[0], Fabric(config.wiring, clock.monotonic)
+        )  # fmt: skip
         stager.clear_devices = swapper.clear_artefact
         dispatcher = Dispatcher(
             pool, swapper, attachments, background, wakeup, clock, config.policy, config.lease_margin_s,

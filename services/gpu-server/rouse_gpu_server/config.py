@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address, parse_size
+from rouse_gpu_server import wiring
+from rouse_gpu_server.wiring import Wiring
 from rouse_policy import eviction, scheduling, tiering
 
 DEVICE = re.compile(r"(?P<kind>[a-z]+):(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,31})=(?P<size>.+)")
@@ -48,6 +50,7 @@ class GpuServerConfig(ServiceConfig):
     model_repository: str = option("127.0.0.1:7002", "address of model-repository")
     coordinator: str = option("127.0.0.1:7012", "address of this node's coordinator")
     device: tuple[str, ...] = option(("host:cpu0=2GiB",), "a device, KIND:NAME=SIZE; repeat for more")
+    topology: str = option("", "TOML file of how the devices are connected; empty: no link is shared or limited")
     memory_dir: str = option("/dev/shm/rouse", "folder on a tmpfs for host copies and device memory")  # noqa: S108
     cache_dir: str = option("/var/tmp/rouse/cache", "folder for the node's disk tier")  # noqa: S108
     host_memory: str = option("4GiB", "memory for host copies of weights, as 4GiB")
@@ -106,13 +109,19 @@ class GpuServerConfig(ServiceConfig):
         for what, folder in (("--memory-dir", self.memory_dir), ("--cache-dir", self.cache_dir)):
             if not Path(folder).is_absolute():
                 raise ConfigError(f"{what}={folder}: want an absolute path")
-        _ = self.host_bytes, self.cache_bytes
+        _ = self.host_bytes, self.cache_bytes, self.wiring
 
     @property
     def devices(self) -> tuple[DeviceSpec, ...]:
         if not self.device:
             raise ConfigError("--device: want at least one device, as host:cpu0=2GiB")
         return tuple(parse_device(text) for text in self.device)
+
+    @property
+    def wiring(self) -> Wiring:
+        """How the devices are connected. Reads the file. Raises ConfigError."""
+        names = [spec.name for spec in self.devices]
+        return wiring.read(Path(self.topology), names) if self.topology else Wiring()
 
     @property
     def host_bytes(self) -> int:

@@ -22,7 +22,8 @@ from rouse_contracts.device import Executor as ExecutorMessage
 from rouse_contracts.repository import Artefact, MadeWith, State
 from rouse_gpu_server.adapters.disk import Disk
 from rouse_gpu_server.adapters.images import Images
-from rouse_gpu_server.backends import Segment
+from rouse_gpu_server.backends import Carry, Segment
+from rouse_gpu_server.backends.fabric import Fabric
 from rouse_gpu_server.backends.host import HostBackend
 from rouse_gpu_server.logic import attachments as attachments_module
 from rouse_gpu_server.logic.attachments import Attachments, Limits
@@ -40,6 +41,7 @@ from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Device
 from rouse_gpu_server.state.waiting import WaitingList
 from rouse_gpu_server.state.wakeup import Wakeup
+from rouse_gpu_server.wiring import Wiring
 from rouse_policy import scheduling
 from rouse_testkit.clock import ManualClock
 from rouse_testkit.gpu import MadeModel
@@ -149,9 +151,16 @@ class WatchedBackend(HostBackend):
         self._neighbours._check("allocate")
         return super().allocate(owner, name, size_bytes)
 
-    def copy(self, source: Path, segment: Segment, cancelled: threading.Event, progress: Callable[[int], None]) -> None:
+    def copy(
+        self,
+        source: Path,
+        segment: Segment,
+        cancelled: threading.Event,
+        progress: Callable[[int], None],
+        carry: Carry | None = None,
+    ) -> None:
         self._neighbours._check("copy")
-        super().copy(source, segment, cancelled, progress)
+        super().copy(source, segment, cancelled, progress, carry)
         self._neighbours._check("copied")
 
     def free(self, segment: Segment) -> None:
@@ -163,7 +172,9 @@ class WatchedBackend(HostBackend):
 class Bench:
     """Everything but the gRPC server, put together as the app does. Enter it within the running loop."""
 
-    def __init__(self, capacities: dict[str, int], *, max_waiting: int = 100, **policy: Any) -> None:
+    def __init__(
+        self, capacities: dict[str, int], *, max_waiting: int = 100, wiring: Wiring | None = None, **policy: Any
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rouse-test-", dir="/dev/shm"))
         self.clock, self.neighbours, self.wakeup = ManualClock(), Neighbours(), Wakeup()
         # One thread each: when a call put in last has run, all have.
@@ -174,6 +185,7 @@ class Bench:
         }
         self.pool = Pool(devices, WaitingList(max_waiting))
         self._settings = scheduling.Settings(**policy)
+        self._wiring = wiring or Wiring()
         self._stack = AsyncExitStack()
         self.models: dict[str, MadeModel] = {}
 
@@ -191,7 +203,10 @@ class Bench:
         shelf = Shelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
         sessions = Sessions(self.folder, shelf, background)
         self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)
-        self.swapper = Swapper(pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0])
+        self.swapper = Swapper(
+            pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0],
+            Fabric(self._wiring, clock.monotonic),
+        )  # fmt: skip
         self.stager.clear_devices = self.swapper.clear_artefact
         self.dispatcher = Dispatcher(
             pool, self.swapper, self.attachments, background, wakeup, clock, self._settings, 1.0

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,10 @@ class Segment:
 
 class CopyCancelled(Exception):
     """The copy was told to stop; what it has written is worthless."""
+
+
+# Waits until links have carried so many bytes, or raises CopyCancelled once the event is set.
+Carry: TypeAlias = Callable[[int, threading.Event], None]
 
 
 class DeviceBackend(Protocol):
@@ -41,10 +45,18 @@ class DeviceBackend(Protocol):
         """
         ...
 
-    def copy(self, source: Path, segment: Segment, cancelled: threading.Event, progress: Callable[[int], None]) -> None:
+    def copy(
+        self,
+        source: Path,
+        segment: Segment,
+        cancelled: threading.Event,
+        progress: Callable[[int], None],
+        carry: Carry | None = None,
+    ) -> None:
         """Fills a segment from a file, in bounded chunks; `progress` is told the bytes copied so far.
 
-        Raises CopyCancelled soon after `cancelled` is set; DataLoss SOURCE_TRUNCATED.
+        `carry` takes as long for a chunk as the links that it passes. Raises CopyCancelled soon after `cancelled` is
+        set; DataLoss SOURCE_TRUNCATED.
         """
         ...
 

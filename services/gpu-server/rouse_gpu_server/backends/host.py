@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rouse_common.errors import DataLoss, ResourceExhausted
-from rouse_gpu_server.backends import CopyCancelled, Segment
+from rouse_gpu_server.backends import Carry, CopyCancelled, Segment
 
 CHUNK_BYTES = 4 << 20
 
@@ -61,12 +61,19 @@ class HostBackend:
             os.close(handle)
         return segment
 
-    def copy(self, source: Path, segment: Segment, cancelled: threading.Event, progress: Callable[[int], None]) -> None:
+    def copy(
+        self,
+        source: Path,
+        segment: Segment,
+        cancelled: threading.Event,
+        progress: Callable[[int], None],
+        carry: Carry | None = None,
+    ) -> None:
         reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             writing = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                self._copy(source, reading, writing, segment.size_bytes, cancelled, progress)
+                self._copy(source, reading, writing, segment.size_bytes, cancelled, progress, carry)
             finally:
                 os.close(writing)
         finally:
@@ -80,6 +87,7 @@ class HostBackend:
         size_bytes: int,
         cancelled: threading.Event,
         progress: Callable[[int], None],
+        carry: Carry | None,
     ) -> None:
         done = 0
         while done < size_bytes:
@@ -89,6 +97,8 @@ class HostBackend:
             if count == 0:
                 raise DataLoss("SOURCE_TRUNCATED", f"{source} ends after {done} of {size_bytes} B", device=self._name)
             done += count
+            if carry is not None:
+                carry(count, cancelled)
             progress(done)
 
     def free(self, segment: Segment) -> None:

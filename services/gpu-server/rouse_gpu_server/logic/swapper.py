@@ -14,6 +14,7 @@ from rouse_common.clock import Clock
 from rouse_common.errors import Internal, ResourceExhausted, RouseError, Unavailable
 from rouse_gpu_server import metrics
 from rouse_gpu_server.backends import CopyCancelled
+from rouse_gpu_server.backends.fabric import Fabric
 from rouse_gpu_server.logic.attachments import Attachments
 from rouse_gpu_server.logic.stager import Stager
 from rouse_gpu_server.logic.work import Background, in_thread
@@ -56,7 +57,9 @@ class Swapper:
         wakeup: Wakeup,
         clock: Clock,
         threads: ThreadPoolExecutor,
+        fabric: Fabric,
     ) -> None:
+        self._fabric = fabric
         self._pool, self._attachments, self._stager = pool, attachments, stager
         self._background, self._wakeup, self._clock, self._threads = background, wakeup, clock, threads
         self._loading: dict[tuple[str, str], _Loading] = {}
@@ -218,11 +221,12 @@ class Swapper:
         def progress(done_bytes: int) -> None:
             loading.copied_bytes = done_bytes
 
+        carry = self._fabric.transfer(loading.source, device.name).carry
         try:
             await in_thread(
                 self._threads,
                 loading.cancelled,
-                lambda: device.backend.copy(source, segment, loading.cancelled, progress),
+                lambda: device.backend.copy(source, segment, loading.cancelled, progress, carry),
             )
         except FileNotFoundError as error:
             # A sibling device evicted its copy just now; the next decision reads from elsewhere.
