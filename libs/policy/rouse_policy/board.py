@@ -51,6 +51,7 @@ class Board:
         self.turns = {w.ticket: turn for turn, w in enumerate(snapshot.waiters)}
         waiting = {w.ticket for w in snapshot.waiters if w.deadline > now}
         self.holds = [h for h in state.holds if h.ticket in waiting and h.device in self.devices]
+        self.chance = state.chance
         self.covered: set[tuple[str, str]] = set()
         self.largest = snapshot.largest
         self.pins: dict[str, str] = {}
@@ -80,7 +81,7 @@ class Board:
     def _make_room(self, name: str, claim: eviction.Claim, may_leave: Callable[[Resident], bool]) -> eviction.Decision:
         """What the eviction policy says of a claim on a device; no candidate is what may not leave anyway."""
         staying = [r for r in self.on[name].values() if r.phase is not Phase.LEAVING]
-        resting = [r for r in staying if r.phase is Phase.RESTING and may_leave(r)]
+        resting = [r for r in staying if r.phase is Phase.RESTING and may_leave(r) and not self._is_read(r)]
         kept = [r for r in staying if r not in resting]
         snapshot = eviction.Snapshot(
             capacity_bytes=self.devices[name].capacity_bytes,
@@ -109,18 +110,41 @@ class Board:
             ),
             first_turn=next((self._turn(ticket) for ticket in self.tickets.get(resident.version, ())), None),
             pinned=self.pins.get(resident.version) == resident.device,
+            heavy=resident.device in model.heavy_on,
         )
 
-    def _source(self, version: str) -> str:
-        """Host memory, else a sibling device that holds a copy, else disk."""
-        if self.models[version].source == HOST:
-            return HOST
-        holders = (
+    # ---- where a load comes from ----
+
+    def _holders(self, version: str) -> tuple[str, ...]:
+        """Devices that hold the model whole."""
+        return tuple(
             name
             for name, residents in self.on.items()
             if version in residents and residents[version].phase in (Phase.RESTING, Phase.EXECUTING)
         )
-        return next(holders, self.models[version].source)
+
+    def _source(self, version: str) -> str:
+        """Host memory, else a device that holds a copy, else disk."""
+        source = self.models[version].source
+        return source if source == HOST else next(iter(self._holders(version)), source)
+
+    def _loading(self) -> dict[str, bool]:
+        """Devices that load over their link to the host, and whether what they load is heavy there."""
+        topology, found = self.settings.interference.topology, dict[str, bool]()
+        for name, residents in self.on.items():
+            for resident in residents.values():
+                if resident.phase is Phase.LOADING and not topology.bandwidth(resident.source, name):
+                    heavy = name in self.models[resident.version].heavy_on
+                    found[name] = heavy or found.get(name, False)
+        return found
+
+    def _is_read(self, resident: Resident) -> bool:
+        """Whether another device copies it."""
+        return any(
+            other.phase is Phase.LOADING and other.source == resident.device
+            for residents in self.on.values()
+            if (other := residents.get(resident.version)) is not None
+        )
 
     # ---- holds ----
 

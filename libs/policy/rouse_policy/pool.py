@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rouse_policy import eviction
+from rouse_policy import eviction, interference
 
 HOST = "host"
 DISK = "disk"
@@ -44,13 +44,15 @@ class Device:
 
 @dataclass(frozen=True)
 class Resident:
-    """A copy of a model on a device; times in seconds on the clock of `now`."""
+    """A copy of a model on a device; times in seconds on the clock of `now`. `source` is where one that is LOADING
+    comes from: HOST, DISK or a device; empty where it is whole."""
 
     version: str
     device: str
     phase: Phase
     loaded_at: float = 0.0
     last_used_at: float = 0.0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Model:
     gap_s: mean time between its recent requests, seconds.
     pinned: one copy of it stays on a device.
     served: an instance serves it; by early binding one that nothing serves gives its memory back.
+    heavy_on: devices where swapping it in from the host slows its requests down (`heaviness`).
     """
 
     version: str
@@ -72,6 +75,7 @@ class Model:
     gap_s: float = float("inf")
     pinned: bool = False
     served: bool = True
+    heavy_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,10 @@ class Hold:
 
 @dataclass(frozen=True)
 class State:
+    """Claims to devices, and what chance goes on from; begin with the seed."""
+
     holds: tuple[Hold, ...] = ()
+    chance: interference.State = field(default_factory=interference.State)
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,7 @@ class Settings:
     loads_per_device: copies in flight to one device; more would only share its bandwidth.
     eviction: settings of the eviction policy.
     binding: whether models share devices or keep the one that they got first.
+    interference: how a device is chosen where several could take a load, and the links between them.
     """
 
     patience_s: float = 0.5
@@ -140,6 +148,7 @@ class Settings:
     loads_per_device: int = 1
     eviction: eviction.Settings = field(default_factory=eviction.Settings)
     binding: Binding = Binding.LATE
+    interference: interference.Settings = field(default_factory=interference.Settings)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,11 @@ order of the snapshot, which is that of arrival within a tenant and by shares be
 3. where another device holds the model, or loads it: wait for that one;
 4. else a busy device, so that the load overlaps what executes there.
 
+**Where a load goes** is Algorithm 1's choice (`interference`), among the idle devices that can take it, else among the
+busy ones; those where fewest bytes have to leave come first, where it has no preference. It also names the source: a
+device with a direct link that holds the model, else host memory; what is in neither comes from a holder without such a
+link, or from disk. A copy that another device reads does not leave meanwhile. By `Mode.RANDOM` chance decides.
+
 Computing and memory are separate: a device computes one request at a time, but loads while it computes.
 A device keeps room for the largest working memory among its models, so each resident can always run.
 
@@ -31,7 +36,9 @@ refused at once: no time that they could wait would make any.
 
 from __future__ import annotations
 
-from rouse_policy import binding, eviction
+from collections.abc import Mapping
+
+from rouse_policy import binding, eviction, interference
 from rouse_policy.board import BEFORE_ALL, Board, fits_beside
 from rouse_policy.pool import (
     DISK,
@@ -113,7 +120,7 @@ def decide(snapshot: Snapshot, state: State, settings: Settings, now: float) -> 
         reason + (f"; held: {held}" if held else ""),
         tuple(board.refusals),
     )
-    return decision, State(tuple(board.holds))
+    return decision, State(tuple(board.holds), board.chance)
 
 
 class _Scheduler(Board):
@@ -144,17 +151,14 @@ class _Scheduler(Board):
             self._bind(pin, model)
             return
         claim = eviction.Claim(BEFORE_ALL, model.size_bytes, model.working_bytes, overdue=True)
-        plans = []
-        for name in self.devices:
-            if not self._leaves_room(model, name):
-                continue
-            plan = self._plan(name, pin, model, claim, has_copy=False)
-            if plan is not None:
-                plans.append((name in self.busy, sum(self._size(v.version) for v in plan.victims), name, plan))
+        plans = {
+            name: plan
+            for name in self.devices
+            if self._leaves_room(model, name)
+            and (plan := self._plan(name, pin, model, claim, has_copy=False)) is not None
+        }
         if plans:
-            _, _, name, chosen = min(plans, key=lambda p: p[:3])
-            self._start_load(pin, name, chosen, "it is pinned, ")
-            self._pin(model, name)
+            self._pin(model, self._start_best(pin, plans, "it is pinned"))
 
     # ---- granting ----
 
@@ -216,7 +220,8 @@ class _Scheduler(Board):
             claim = eviction.Claim(self._turn(waiter.ticket), model.size_bytes, model.working_bytes, overdue=True)
             plan = self._make_room(bound.device, claim, lambda resident: not self.models[resident.version].served)
             if plan.fits:
-                self._start_load(waiter, bound.device, plan, f"bound early, {bound.reason}; ")
+                why = f"bound early to {bound.device}, {bound.reason}"
+                self._start_load(waiter, bound.device, self._source(model.version), plan, why)
 
     # ---- loading ----
 
@@ -240,14 +245,13 @@ class _Scheduler(Board):
             self.wakes.append(waiter.arrived + patience_s(waiter, self.settings))
         if has_copy and not replica_due:
             self.wakes.append(waiter.arrived + self.settings.replica_after_s)
-        plans = []
-        for name in self.devices:
-            plan = self._plan(name, waiter, model, claim, has_copy)
-            if plan is not None:
-                plans.append((name in self.busy, sum(self._size(v.version) for v in plan.victims), name, plan))
+        plans = {
+            name: plan
+            for name in self.devices
+            if (plan := self._plan(name, waiter, model, claim, has_copy)) is not None
+        }
         if plans:
-            _, _, name, chosen = min(plans, key=lambda p: p[:3])
-            self._start_load(waiter, name, chosen)
+            self._start_best(waiter, plans, f"for request {waiter.ticket}")
         elif overdue and not has_copy:
             self._hold(waiter, model)
         else:
@@ -268,12 +272,28 @@ class _Scheduler(Board):
             self.wakes.append(plan.retry_at)
         return plan if plan.fits and self._loads_on(name) < self.settings.loads_per_device else None
 
-    def _start_load(self, waiter: Waiter, name: str, plan: eviction.Decision, why: str = "") -> None:
+    def _start_best(self, waiter: Waiter, plans: Mapping[str, eviction.Decision], why: str) -> str:
+        """Starts the load on the device that Algorithm 1 names of those that have a plan; the device."""
+
+        def cost(name: str) -> tuple[int, str]:
+            return sum(self._size(victim.version) for victim in plans[name].victims), name
+
+        idle = [name for name in plans if name not in self.busy]
+        snapshot = interference.Snapshot(
+            waiter.version, tuple(sorted(idle or plans, key=cost)), self._holders(waiter.version), self._loading()
+        )
+        best, self.chance = interference.decide(snapshot, self.chance, self.settings.interference, self.now)
+        assert best.device is not None
+        source = best.source if best.source != HOST else self._source(waiter.version)
+        self._start_load(waiter, best.device, source, plans[best.device], f"{why}: {best.reason}")
+        return best.device
+
+    def _start_load(self, waiter: Waiter, name: str, source: str, plan: eviction.Decision, why: str) -> None:
         for victim in plan.victims:
             self.on[name][victim.version] = Resident(victim.version, name, Phase.LEAVING)
-        self.on[name][waiter.version] = Resident(waiter.version, name, Phase.LOADING, self.now, self.now)
+        self.on[name][waiter.version] = Resident(waiter.version, name, Phase.LOADING, self.now, self.now, source)
         self.covered.add((name, waiter.version))
         self._drop_hold(waiter)
         state = "busy: loads while another executes" if name in self.busy else "idle"
-        reason = f"{why or f'for request {waiter.ticket} '}on {name} ({state}); {plan.reason}"
-        self.loads.append(Load(waiter.version, name, self._source(waiter.version), plan.victims, waiter.ticket, reason))
+        reason = f"{why} ({state}); {plan.reason}"
+        self.loads.append(Load(waiter.version, name, source, plan.victims, waiter.ticket, reason))

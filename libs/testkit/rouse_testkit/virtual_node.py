@@ -107,12 +107,18 @@ class Node:
                 assert load.version not in self.bound, "it is bound to another device"
                 self.bound[load.version] = load.device
             for victim in load.victims:
+                readers = [r for (v, _), r in self.residents.items() if v == victim.version and r.source == load.device]
+                assert not readers, "a copy left that another device reads"
                 assert self.residents.pop((victim.version, load.device)).phase is Phase.RESTING
             assert (load.version, load.device) not in self.residents
             for victim in load.victims:
                 elsewhere = [r for (v, _), r in self.residents.items() if v == victim.version]
                 assert elsewhere or victim.version not in self.stay, "a pinned model left"
-            self.residents[load.version, load.device] = Resident(load.version, load.device, Phase.LOADING)
+            if load.source in self.devices:
+                assert self.residents[load.version, load.source].phase in (Phase.RESTING, Phase.EXECUTING)
+            self.residents[load.version, load.device] = Resident(
+                load.version, load.device, Phase.LOADING, source=load.source
+            )
             self.swaps += 1
             self.at(self.now + self.load_s, "loaded", load.version, load.device)
         for refusal in decision.refusals:

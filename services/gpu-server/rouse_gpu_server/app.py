@@ -147,7 +147,7 @@ class GpuServer:
         stager.clear_devices = swapper.clear_artefact
         dispatcher = Dispatcher(
             pool, swapper, attachments, background, wakeup, clock, config.policy, config.lease_margin_s,
-            self._log.write if self._log is not None else None,
+            self._log.write if self._log is not None else None, config.seed,
         )  # fmt: skip
         recordings = Recordings(
             pool, ExecutorClient(channels), sessions, shelf, background, clock, self._memory

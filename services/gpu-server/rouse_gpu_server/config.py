@@ -10,11 +10,12 @@ from pathlib import Path
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address, parse_size
 from rouse_gpu_server import wiring
 from rouse_gpu_server.wiring import Wiring
-from rouse_policy import eviction, scheduling, tiering
+from rouse_policy import eviction, interference, tiering
+from rouse_policy.scheduling import DISK, HOST, Binding, Settings
 
 DEVICE = re.compile(r"(?P<kind>[a-z]+):(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,31})=(?P<size>.+)")
 # Leases of functions without weights name this, and the folder of host images is called so.
-RESERVED_NAMES = (scheduling.HOST, scheduling.DISK)
+RESERVED_NAMES = (HOST, DISK)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,13 @@ class GpuServerConfig(ServiceConfig):
         "refused",
         choices=("late", "early"),
     )
+    scheduling: str = option(
+        "interference",
+        "where a load goes: interference: where it disturbs others least, from the fastest source; random: by chance, "
+        "from the host",
+        choices=("interference", "random"),
+    )
+    seed: int = option(0, "what chance begins with", low=0, high=2**63 - 1)
     eviction_order: str = option(
         "pool", "pool: light models leave before heavy ones; lru: the least recently used one", choices=("pool", "lru")
     )
@@ -140,13 +148,14 @@ class GpuServerConfig(ServiceConfig):
         return tiering.Settings(weight=self.host_weight, min_idle_s=self.host_min_idle_s)
 
     @property
-    def policy(self) -> scheduling.Settings:
-        return scheduling.Settings(
+    def policy(self) -> Settings:
+        return Settings(
             patience_s=self.patience_ms / 1000,
             replica_after_s=self.replica_after_ms / 1000,
             loads_per_device=self.loads_per_device,
             eviction=eviction.Settings(
                 min_residency_s=self.min_residency_ms / 1000, order=eviction.Order[self.eviction_order.upper()]
             ),
-            binding=scheduling.Binding[self.binding.upper()],
+            binding=Binding[self.binding.upper()],
+            interference=interference.Settings(interference.Mode[self.scheduling.upper()], self.wiring.topology),
         )

@@ -6,7 +6,7 @@ import pytest
 
 from rouse_common.config import ConfigError, load
 from rouse_gpu_server.config import DeviceSpec, GpuServerConfig, parse_device
-from rouse_policy import eviction, scheduling
+from rouse_policy import eviction, interference, scheduling
 
 
 def config(*flags: str, **environ: str) -> GpuServerConfig:
@@ -50,6 +50,7 @@ def test_a_bad_device_is_named(text: str, message: str) -> None:
         (["--max-waiting", "0"], "want 1 to"),
         (["--binding", "soon"], "want one of late, early"),
         (["--eviction-order", "POOL"], "want one of pool, lru"),
+        (["--scheduling", "bound"], "want one of interference, random"),
     ],
 )
 def test_a_bad_setting_is_named(flags: list[str], message: str) -> None:
@@ -69,6 +70,7 @@ def test_the_baselines_are_chosen_by_flag_or_environment() -> None:
     early = config("--binding", "early", ROUSE_GPU_SERVER_EVICTION_ORDER="lru").policy
     assert early.binding is scheduling.Binding.EARLY
     assert early.eviction.order is eviction.Order.LRU
+    assert config("--scheduling", "random").policy.interference.mode is interference.Mode.RANDOM
 
 
 def test_threads_are_shared_out_over_the_devices() -> None:

@@ -11,7 +11,10 @@ from rouse_common.errors import ResourceExhausted, RouseError, Unavailable
 from rouse_gpu_server.logic.describe import describe
 from rouse_gpu_server.logic.leasing import Call, Granted
 from rouse_gpu_server.state.residency import Tier
+from rouse_gpu_server.wiring import Wiring
+from rouse_policy import interference
 from rouse_policy.scheduling import Binding
+from rouse_policy.topology import Topology
 from rouse_testkit.gpu import make_model
 
 if TYPE_CHECKING:
@@ -230,4 +233,19 @@ async def test_by_early_binding_a_model_without_room_is_refused_at_once_and_noth
         assert not bench.pool.residents_of("b-v1")
         assert bench.pool.models["d-v1"].unbound == ""
         bench.leasing.release(granted.lease.lease_id, 1.0, False)
+        memory(bench)
+
+
+async def test_a_second_copy_comes_from_the_busy_device_over_their_direct_link(make_bench: type[Bench]) -> None:
+    links = Topology(links={("d0", "d2"): 1e9})
+    settings = interference.Settings(topology=links)
+    async with make_bench({"d0": 10, "d1": 10, "d2": 10}, wiring=Wiring(links), interference=settings) as bench:
+        await serve(bench, "a", 4, instances=2)
+        first = await acquire(bench, "a")
+        second = await acquire(bench, "a")
+        assert [g.lease.device_name for g in (first, second)] == ["d0", "d2"]
+        assert [swap.source for swap in bench.pool.models["a-v1"].swaps] == ["host", "d0"]
+        assert "d2 from busy d0 at 1 GB/s" in second.reason
+        for granted in (first, second):
+            bench.leasing.release(granted.lease.lease_id, 1.0, False)
         memory(bench)

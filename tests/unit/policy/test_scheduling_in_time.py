@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rouse_policy import eviction
+from rouse_policy import eviction, interference
+from rouse_policy.interference import Mode
 from rouse_policy.scheduling import Model, Settings, fits_beside
+from rouse_policy.topology import Topology
 from rouse_testkit.pools import FAR
 from rouse_testkit.virtual_node import Node
 
@@ -49,9 +51,16 @@ arrivals = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 4)), min_size=1, m
     st.lists(st.integers(50, 160), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30), st.integers(1, 3)), min_size=5, max_size=5),
     st.integers(1, 2),
+    st.sampled_from([Mode.INTERFERENCE, Mode.RANDOM]),
+    st.sampled_from([{}, {("d0", "d1"): 2.0}, {("d0", "d1"): 1.0, ("d0", "d2"): 2.0}]),
 )
 def test_everybody_is_served_and_memory_always_fits(
-    requests: list[tuple[float, int]], capacities: list[int], shapes: list[tuple[int, int, int]], parallel: int
+    requests: list[tuple[float, int]],
+    capacities: list[int],
+    shapes: list[tuple[int, int, int]],
+    parallel: int,
+    mode: Mode,
+    links: dict[tuple[str, str], float],
 ) -> None:
     devices = {f"d{i}": c for i, c in enumerate(capacities)}
     models: dict[str, Model] = {}
@@ -59,9 +68,11 @@ def test_everybody_is_served_and_memory_always_fits(
     for number, (size, working, count) in enumerate(shapes):
         version = str(number)
         working = min(working, max(capacities) - size)
-        models[version] = Model(version, size, working, gap_s=0.01 if number % 2 else FAR)
+        heavy = ("d0", "d1") if number % 3 else ()
+        models[version] = Model(version, size, working, gap_s=0.01 if number % 2 else FAR, heavy_on=heavy)
         instances |= {f"i{number}.{k}": version for k in range(count)}
-    node = Node(devices, models, instances, Settings(loads_per_device=parallel))
+    chosen = interference.Settings(mode, Topology((("d0", "d1"),), links))
+    node = Node(devices, models, instances, Settings(loads_per_device=parallel, interference=chosen))
     tickets = [node.arrive(when, str(version)) for when, version in sorted(requests)]
     node.run(1000.0)
     assert sorted(node.granted) == sorted(tickets), "somebody waits for ever"

@@ -16,7 +16,7 @@ from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Lease, Model, Phase
 from rouse_gpu_server.state.waiting import Waiter
 from rouse_gpu_server.state.wakeup import Wakeup
-from rouse_policy import golden, scheduling
+from rouse_policy import golden, interference, scheduling
 
 LOG = logging.getLogger(__name__)
 
@@ -35,13 +35,14 @@ class Dispatcher:
         settings: scheduling.Settings,
         lease_margin_s: float,
         decided: Callable[[str], object] | None = None,
+        seed: int = 0,
     ) -> None:
         self._pool, self._swapper, self._attachments = pool, swapper, attachments
         # Told every decision as a line for replaying.
         self._decided = decided
         self._background, self._wakeup, self._clock = background, wakeup, clock
         self._settings, self._margin_s = settings, lease_margin_s
-        self._state = scheduling.State()
+        self._state = scheduling.State(chance=interference.State(seed))
         self._wake_at: float | None = None
         # Executors that were there when we started are made idle before anything is granted.
         self.settled = False

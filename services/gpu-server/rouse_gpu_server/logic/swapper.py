@@ -35,7 +35,6 @@ class Postponed(Unavailable):
 @dataclass
 class _Loading:
     resident: Resident
-    source: str
     evicted: tuple[str, ...]
     reason: str
     started: float
@@ -116,11 +115,12 @@ class Swapper:
         now, wall = self._clock.monotonic(), self._clock.now()
         start = machine(f"{model.function} on {device.name}", model.artefact.machine.state, "chosen", wall)
         resident = Resident(
-            model, device, start.after(Step.SWAP_IN, decision.reason, wall), loaded_at=now, last_used_at=now
-        )
+            model, device, start.after(Step.SWAP_IN, decision.reason, wall),
+            source=decision.source, loaded_at=now, last_used_at=now,
+        )  # fmt: skip
         device.residents[model.version_id] = resident
         evicted = tuple(self._function(victim.version) for victim in decision.victims)
-        loading = _Loading(resident, decision.source, evicted, decision.reason, now, wall)
+        loading = _Loading(resident, evicted, decision.reason, now, wall)
         key = (model.version_id, device.name)
         assert key not in self._loading
         self._loading[key] = loading
@@ -155,7 +155,7 @@ class Swapper:
             model.swaps_ended += 1
             swap = Swap(
                 model.swaps_ended,
-                device.name, model.size_bytes, loading.source, loading.evicted, loading.reason,
+                device.name, model.size_bytes, resident.source, loading.evicted, loading.reason,
                 loading.started_at, self._clock.now(), str(error or ""),
             )  # fmt: skip
             model.swaps.append(swap)
@@ -175,7 +175,7 @@ class Swapper:
         LOG.info(
             "swapped in function=%s version=%s device=%s size_mib=%.0f took_ms=%.1f source=%s evicted=%s reason=%s",
             model.function, model.version_id, device.name, model.size_bytes / MIB, took * 1000,
-            loading.source, ",".join(loading.evicted) or "none", loading.reason,
+            loading.resident.source, ",".join(loading.evicted) or "none", loading.reason,
         )  # fmt: skip
 
     def _failed(self, loading: _Loading, error: RouseError) -> None:
@@ -221,7 +221,7 @@ class Swapper:
         def progress(done_bytes: int) -> None:
             loading.copied_bytes = done_bytes
 
-        carry = self._fabric.transfer(loading.source, device.name).carry
+        carry = self._fabric.transfer(resident.source, device.name).carry
         try:
             await in_thread(
                 self._threads,
@@ -230,7 +230,7 @@ class Swapper:
             )
         except FileNotFoundError as error:
             # A sibling device evicted its copy just now; the next decision reads from elsewhere.
-            raise Postponed("SOURCE_LEFT", f"{loading.source} no longer holds function {model.function}") from error
+            raise Postponed("SOURCE_LEFT", f"{resident.source} no longer holds function {model.function}") from error
         await self._attach_someone(resident)
         resident.loaded_at = resident.last_used_at = self._clock.monotonic()
         resident.machine = resident.machine.after(Step.SWAPPED_IN, loading.reason, self._clock.now())
@@ -240,15 +240,15 @@ class Swapper:
     async def _source(self, loading: _Loading) -> Path:
         """File to copy from: a sibling device where the decision says so and it still holds the model."""
         model = loading.resident.model
-        sibling = self._pool.devices.get(loading.source)
+        sibling = self._pool.devices.get(loading.resident.source)
         copy = sibling.residents.get(model.version_id) if sibling is not None else None
         if copy is not None and copy.segment is not None and copy.state in (Tier.DEVICE, Tier.EXECUTING):
             return copy.segment.path
         if model.artefact.machine.state is not Tier.HOST:
-            loading.source = scheduling.DISK
+            loading.resident.source = scheduling.DISK
             await self._stager.stage(model.artefact.digest)
         else:
-            loading.source = scheduling.HOST
+            loading.resident.source = scheduling.HOST
         assert model.artefact.image is not None
         return model.artefact.image
 

@@ -149,7 +149,14 @@ class Pool:
                 scheduling.Device(d.name, d.ledger.capacity_bytes, d.lease is not None) for d in self.devices.values()
             ),
             residents=tuple(
-                scheduling.Resident(r.model.version_id, r.device.name, self._phase(r), r.loaded_at, r.last_used_at)
+                scheduling.Resident(
+                    r.model.version_id,
+                    r.device.name,
+                    self._phase(r),
+                    r.loaded_at,
+                    r.last_used_at,
+                    r.source if r.state is Tier.SWAPPING_IN else "",
+                )
                 for r in residents
             ),
             models={

@@ -155,6 +155,7 @@ class Resident:
     Args:
         segment: its memory, once allocated.
         promised_bytes: memory that is reserved for it in the ledger and not mapped yet.
+    source: where its weights come from while they do: host, disk or a device.
     """
 
     model: Model
@@ -162,6 +163,7 @@ class Resident:
     machine: Machine
     segment: Segment | None = None
     promised_bytes: int = 0
+    source: str = ""
     loaded_at: float = 0.0
     last_used_at: float = 0.0
 
