@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import importlib.util
 import os
@@ -18,11 +17,9 @@ import torch
 
 import rouse
 import rouse_native
-from rouse_common.link import Links
-from rouse_contracts.core import CoreModel
-from rouse_native.executor import ExecutorClient
 from rouse_testkit.mesh import Mesh
-from rouse_testkit.models import linear_weight, write_bert, write_linear, write_resnet
+from rouse_testkit.models import write_bert, write_resnet
+from rouse_testkit.tapes import EXECUTORS, branching, deploy, models, replays, ways, write_branching
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -31,8 +28,6 @@ pytestmark = [
         reason="the native core is not built on this machine",
     ),
 ]
-EXECUTORS = {"gpu-server": {"executors": "true"}, "cluster-manager": {"executors": "true"}}
-SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -42,33 +37,6 @@ def native_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     mesh.start()
     yield mesh
     mesh.stop()
-
-
-def models(mesh: Mesh) -> list[CoreModel]:
-    """What the device's executor has, and which tapes it replayed how often."""
-
-    async def ask() -> list[CoreModel]:
-        links = Links(1 << 20)
-        try:
-            (socket,) = mesh.info.folders.memory.rglob("executor-*.sock")
-            return list((await ExecutorClient(links, f"unix:{socket}").describe(SECONDS)).models)
-        finally:
-            await links.close()
-
-    return asyncio.run(ask())
-
-
-def replays(mesh: Mesh) -> int:
-    return sum(tape.replays for model in models(mesh) for tape in model.tapes)
-
-
-def deploy(client: rouse.Client, folder: Path, name: str, execution: str) -> str:
-    manifest = folder / "rouse.toml"
-    kept = manifest.read_text() if manifest.exists() else ""
-    manifest.write_text(f'execution = "{execution}"\n{kept}')
-    client.deploy(folder, name=name)
-    manifest.write_text(kept)
-    return name
 
 
 def test_requests_are_replayed_once_two_were_alike(native_mesh: Mesh, tmp_path: Path) -> None:
@@ -105,43 +73,6 @@ def test_requests_are_replayed_once_two_were_alike(native_mesh: Mesh, tmp_path: 
         assert replays(native_mesh) == before + 5
         client.delete(plain)
         client.delete(taped)
-
-
-BRANCHING = """
-import torch
-
-class Function:
-    def load(self, context):
-        self.layer = torch.nn.Linear(64, 64, bias=False, device="meta")
-        self.calls = 0
-        context.bind(self.layer, "weights.safetensors")
-
-    def predict(self, inputs):
-        y = self.layer(torch.from_numpy(inputs["x"]))
-        if {counts}:
-            self.calls += 1
-        return {{"y": y * (2 + self.calls) if y.sum() > 0 else y - 1}}
-"""
-
-
-def write_branching(folder: Path, name: str, *, counts: bool) -> Path:
-    """A function that goes another way where its first result is negative, and that may count its calls."""
-    write_linear(folder, name, 64, 7)
-    (folder / "function.py").write_text(BRANCHING.format(counts=counts))
-    return folder
-
-
-def branching(x: np.ndarray, calls: int = 0) -> np.ndarray:
-    """What it computes."""
-    y = torch.nn.functional.linear(torch.from_numpy(x), linear_weight(64, 7))
-    found: np.ndarray = (y * (2 + calls) if y.sum() > 0 else y - 1).numpy()
-    return found
-
-
-def ways(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs that lead one way, and the other."""
-    x = np.random.default_rng(seed).random((2, 64), dtype=np.float32)
-    return (x, -x) if branching(x).sum() > 0 else (-x, x)
 
 
 def guards_missed(mesh: Mesh) -> int:

@@ -149,5 +149,84 @@ async def test_an_executor_that_dies_in_a_replay_is_one_typed_error(mesh: Router
     assert [release.abandoned for release in mesh.devices.releases] == [True]
 
 
+# ---- without an instance ------------------------------------------------------------------------
+
+
+async def test_tapes_answer_where_there_is_no_instance(mesh: RouterNode, core: CoreDouble) -> None:
+    answer = await mesh.infer("r", inputs=X, tapes_only=True)
+    assert (answer.outputs, answer.device) == (b"taped", "cpu0")
+    await mesh.all_released()
+    (release,) = mesh.devices.releases
+    assert (release.device_ms, release.requests, release.replays, release.abandoned) == (4.0, 1, 1, False)
+    assert (await mesh.usage.until(1))["r"].device_ms == 4.0
+    assert (await mesh.row()).completed == 1
+
+
+async def test_many_at_once_are_each_answered_once(mesh: RouterNode, core: CoreDouble) -> None:
+    await asyncio.gather(*(mesh.infer(f"r{i}", inputs=X, tapes_only=True) for i in range(50)))
+    assert core.asked == Counter({f"r{i}": 1 for i in range(50)})
+    await mesh.all_released()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [
+        (to_batch({"x": np.ones((1, 3), np.float32)}).SerializeToString(), None),
+        (b"\xff", None),
+        (X, functions.RequestOptions(sequence=functions.Sequence(id="s", start=True))),
+    ],
+    ids=["other inputs", "no batch", "a sequence"],
+)
+async def test_what_has_no_tape_is_told_that_there_is_no_instance(
+    mesh: RouterNode, core: CoreDouble, inputs: bytes, options: functions.RequestOptions | None
+) -> None:
+    mesh.devices.refusals.append(Unavailable("NO_EXECUTOR", "nobody serves it"))
+    with pytest.raises(Unavailable) as refused:
+        await mesh.infer("r", inputs=inputs, options=options, tapes_only=True)
+    assert refused.value.reason == "NO_INSTANCE"
+    assert not core.asked
+    await mesh.all_released()
+    assert not mesh.usage.records
+
+
+async def test_a_tape_that_refuses_leaves_it_to_an_instance_or_to_nobody(mesh: RouterNode, core: CoreDouble) -> None:
+    core.error = FailedPrecondition("GUARD_MISSED", "values lead another way")
+    mesh.devices.refusals.append(Unavailable("NO_EXECUTOR", "nobody serves it"))
+    with pytest.raises(Unavailable) as refused:
+        await mesh.infer("alone", inputs=X, tapes_only=True)
+    assert refused.value.reason == "NO_INSTANCE"
+    # An instance has come, and the gateway does not know of it yet.
+    executor = await mesh.add_executor()
+    mesh.devices.tapes = device.TapeAccess(link=core.link, lease_id="mapped/1", keys=[KEY])
+    assert (await mesh.infer("r", inputs=X, tapes_only=True)).outputs == X
+    assert executor.executed == {"r": 1}
+    await mesh.all_released()
+    assert not any(release.abandoned for release in mesh.devices.releases)
+
+
+async def test_without_an_instance_an_executor_that_dies_in_a_replay_is_one_typed_error(
+    mesh: RouterNode, core: CoreDouble
+) -> None:
+    core.hangs.clear()
+    call = asyncio.create_task(mesh.infer("r", inputs=X, tapes_only=True))
+    await core.started.wait()
+    await core.kill()
+    with pytest.raises(Unavailable) as lost:
+        await call
+    assert lost.value.reason == "EXECUTOR_LOST"
+    await mesh.all_released()
+    assert [release.abandoned for release in mesh.devices.releases] == [True]
+
+
+async def test_a_replay_that_is_cancelled_gives_its_lease_back_as_abandoned(mesh: RouterNode, core: CoreDouble) -> None:
+    core.hangs.clear()
+    call = asyncio.create_task(mesh.infer("r", inputs=X, tapes_only=True))
+    await core.started.wait()
+    call.cancel()
+    await mesh.all_released()
+    assert [release.abandoned for release in mesh.devices.releases] == [True]
+    core.hangs.set()
+
+
 async def test_the_names_of_tapes_are_those_of_requests() -> None:
     assert tapes.key([tapes.Input("x", "FP32", (2, 3))]) == KEY

@@ -90,19 +90,21 @@ class Executor:
 @dataclass(frozen=True)
 class Waiter:
     """A request that waits. Tickets count up in the order of arrival; times in seconds. With an instance only
-    that one will do."""
+    that one will do; with `tapes` a device answers it by itself, where its model is, and it needs no instance."""
 
     ticket: int
     version: str
     arrived: float
     deadline: float
     instance: str = ""
+    tapes: bool = False
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The pool as it is. `waiters` in the order in which they are to be served; of a model's waiters only as many need
-    to be named as it has free executors and one more, of those that want one instance the first.
+    to be named as it has free executors and one more, of those that want one instance the first, of those that tapes
+    answer as many as there are devices and one more.
     `bring` names pinned models that are on no device, `largest` is the model that needs most of those which
     are not pinned."""
 
@@ -153,7 +155,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Grant:
-    """The request gets the device's compute slot and the instance; `device` is HOST without weights."""
+    """The request gets the device's compute slot and the instance, none where the device answers by itself; `device`
+    is HOST without weights."""
 
     ticket: int
     device: str

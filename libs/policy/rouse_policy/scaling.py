@@ -43,6 +43,7 @@ class Snapshot:
         instances: those that have not ended, of this version and of versions without traffic.
         named: when requests that named one of those versions last came, by version, seconds since 1970.
         slept_at: when somebody last put it to sleep, seconds since 1970; None where nobody did.
+        tapes: that a node has of it, which answer requests without an instance.
     """
 
     function: str
@@ -58,6 +59,7 @@ class Snapshot:
     instances: tuple[InstanceView, ...] = ()
     named: Mapping[str, float] = field(default_factory=dict)
     slept_at: float | None = None
+    tapes: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,9 @@ def _desired(snapshot: Snapshot, state: State, settings: Settings, current: int,
         return low, f"put to sleep {now - snapshot.slept_at:.3g} s ago, not called since; {limits}", True
     if rate is None:
         return max(low, min(current, high)), f"arrivals are not known, {current} instances stay", False
+    if snapshot.tapes and not current:
+        # What they do not answer wakes it.
+        return low, f"asleep: {snapshot.tapes} tapes answer without a process; {limits}", True
     if state.last_active is None:
         return low, f"never called; {limits}", True
     idle_s = now - state.last_active

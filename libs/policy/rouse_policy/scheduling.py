@@ -129,7 +129,10 @@ class _Scheduler(Board):
     def serve(self, waiter: Waiter) -> None:
         """Grants, loads, or leaves the request waiting."""
         model, executors = self.models[waiter.version], self.free.get(waiter.version, [])
-        if waiter.instance:
+        if waiter.tapes:
+            # The device itself, always free where the device is.
+            executors = [Executor("", waiter.version)]
+        elif waiter.instance:
             executors = [executor for executor in executors if executor.instance == waiter.instance]
         if not executors:
             # It waits for an instance of its own, so a device held for it would stand idle.
@@ -178,12 +181,13 @@ class _Scheduler(Board):
             key=lambda pair: (pair[1].device != pair[0], pair[1].device is not None, pair[0], pair[1].instance),
         )
         attached = "attached" if best[1].device == best[0] else "to be attached"
-        self._grant(waiter, *best, f"resident on idle {best[0]}, {attached}")
+        self._grant(waiter, *best, f"resident on idle {best[0]}, {'a tape answers' if waiter.tapes else attached}")
         return True
 
     def _grant(self, waiter: Waiter, device: str, executor: Executor, reason: str) -> None:
         self.grants.append(Grant(waiter.ticket, device, executor.instance, reason))
-        self.free[waiter.version].remove(executor)
+        if not waiter.tapes:
+            self.free[waiter.version].remove(executor)
         self.tickets[waiter.version].remove(waiter.ticket)
         self._drop_hold(waiter)
         if device != HOST:

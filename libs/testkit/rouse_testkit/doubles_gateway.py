@@ -102,6 +102,8 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
         self.functions: dict[str, Function] = {}
         self.nodes: dict[str, NodeDouble] = {}
         self.residency: dict[tuple[str, str], str] = {}
+        # Tapes by version and node; a version has them only where it has residency.
+        self.tapes: dict[tuple[str, str], int] = {}
         self.queued: dict[str, int] = {}
         self.generation = 1
         self.wakes: list[tuple[str, str]] = []
@@ -209,7 +211,9 @@ class Control(cluster.ClusterServiceServicer, scaling.ScalingServiceServicer):
             )
             for (version_id, where), state in self.residency.items():
                 if where == node_id:
-                    row.residency.add(version_id=version_id, node_id=node_id, state=state)
+                    row.residency.add(
+                        version_id=version_id, node_id=node_id, state=state, tapes=self.tapes.get((version_id, where))
+                    )
         return table
 
     # ---- ClusterService -------------------------------------------------------------------------------

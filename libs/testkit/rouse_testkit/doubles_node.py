@@ -85,7 +85,8 @@ class DeviceDouble(contract.DeviceServiceServicer):
         # Raised by the next calls of Acquire, one each.
         self.refusals: deque[RouseError] = deque()
         self.swapped_in = False
-        # Of the next leases.
+        # Of the next leases; where nothing but tapes is wanted, leases have these alone.
+        self.tape_leases: set[str] = set()
         self.tapes: contract.TapeAccess | None = None
         # So many of the next leases are of an attachment that is over.
         self.stale = 0
@@ -134,6 +135,8 @@ class DeviceDouble(contract.DeviceServiceServicer):
         return sum(map(len, self._waiting.values()))
 
     async def _acquire(self, request: contract.AcquireRequest, call: Incoming) -> contract.AcquireResponse:
+        if request.tape_key:
+            return await self._taped(request)
         if self.refusals:
             raise self.refusals.popleft()
         version_id, instance_id = request.version_id, request.instance_id
@@ -170,6 +173,18 @@ class DeviceDouble(contract.DeviceServiceServicer):
             tapes=self.tapes,
         )
 
+    async def _taped(self, request: contract.AcquireRequest) -> contract.AcquireResponse:
+        """A lease without an executor: the device's tapes answer."""
+        if self.tapes is None or request.tape_key not in self.tapes.keys:
+            raise Unavailable("NO_TAPE", "no tape answers such a request")
+        lease_id = f"tapes/{next(self._numbers)}"
+        async with self.changed:
+            self.tape_leases.add(lease_id)
+            self._granted_to[request.acquire_id] = lease_id
+            self.acquired.append(request.request_id)
+            self.changed.notify_all()
+        return contract.AcquireResponse(lease_id=lease_id, device="cpu0", tapes=self.tapes)
+
     async def _release(self, request: contract.ReleaseRequest, call: Incoming) -> contract.ReleaseResponse:
         lease_id = request.lease_id or self._granted_to.get(request.acquire_id, "")
         if request.abandoned and lease_id in self.held:
@@ -179,6 +194,7 @@ class DeviceDouble(contract.DeviceServiceServicer):
         async with self.changed:
             self.releases.append(request)
             self.held.pop(lease_id, None)
+            self.tape_leases.discard(lease_id)
             self.changed.notify_all()
         return contract.ReleaseResponse()
 

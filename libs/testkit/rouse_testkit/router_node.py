@@ -94,7 +94,8 @@ class RouterNode:
                     return row
 
     async def all_released(self) -> None:
-        await self.devices.until(lambda: not self.devices.held and not self.devices.waiting)
+        devices = self.devices
+        await devices.until(lambda: not (devices.held or devices.tape_leases or devices.waiting))
 
 
 class Held:

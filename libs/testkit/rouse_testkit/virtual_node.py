@@ -27,7 +27,8 @@ from rouse_testkit.pools import FAR
 
 @dataclass
 class Node:
-    """Executes decisions: loads take `load_s`, leases `execute_s`. Checks what must hold at every step."""
+    """Executes decisions: loads take `load_s`, leases `execute_s`. Checks what must hold at every step. Models without
+    an instance have tapes."""
 
     devices: dict[str, int]
     models: dict[str, Model]
@@ -75,15 +76,16 @@ class Node:
     def on_arrive(self, name: int, version: str) -> None:
         self.arrived[name] = self.now
         self.tickets.append(name)
-        self.waiting.append(Waiter(len(self.tickets) - 1, version, self.now, FAR))
+        taped = version not in self.instances.values()
+        self.waiting.append(Waiter(len(self.tickets) - 1, version, self.now, FAR, tapes=taped))
 
     def on_loaded(self, version: str, name: str) -> None:
         self.residents[version, name] = Resident(version, name, Phase.RESTING, self.now, self.now)
 
-    def on_done(self, instance: str, name: str) -> None:
-        del self.working[instance]
+    def on_done(self, instance: str, name: str, version: str) -> None:
+        if instance:
+            del self.working[instance]
         if name != HOST:
-            version = self.instances[instance]
             del self.busy[name]
             old = self.residents[version, name]
             self.residents[version, name] = replace(old, phase=Phase.RESTING, last_used_at=self.now)
@@ -143,9 +145,12 @@ class Node:
     def grant(self, grant: Grant) -> None:
         request = next(w for w in self.waiting if w.ticket == grant.ticket)
         self.waiting.remove(request)
-        assert grant.instance not in self.working
-        assert self.instances[grant.instance] == request.version
-        self.working[grant.instance] = grant.device
+        if request.tapes:
+            assert not grant.instance
+        else:
+            assert grant.instance not in self.working
+            assert self.instances[grant.instance] == request.version
+            self.working[grant.instance] = grant.device
         if grant.device != HOST:
             assert grant.device not in self.busy
             key = (request.version, grant.device)
@@ -153,7 +158,7 @@ class Node:
             self.residents[key] = replace(self.residents[key], phase=Phase.EXECUTING)
             self.busy[grant.device] = grant
         self.granted[self.tickets[grant.ticket]] = self.now
-        self.at(self.now + self.execute_s, "done", grant.instance, grant.device)
+        self.at(self.now + self.execute_s, "done", grant.instance, grant.device, request.version)
 
     def check(self) -> None:
         for name, capacity in self.devices.items():

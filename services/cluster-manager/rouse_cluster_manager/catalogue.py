@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,6 +16,7 @@ from rouse_cluster_manager.adapters import rows
 from rouse_cluster_manager.adapters.neighbours import Neighbours
 from rouse_cluster_manager.addresses import assign
 from rouse_cluster_manager.fleet import Fleet
+from rouse_cluster_manager.reports import tape_counts
 from rouse_cluster_manager.state import at, function_state
 from rouse_common.clock import Clock
 from rouse_common.errors import (
@@ -101,6 +103,7 @@ class Catalogue:
 
     async def listed(self) -> cluster.ListFunctionsResponse:
         """Functions in the order of names, and versions with traffic beside the active ones."""
+        tapes = tape_counts(self._fleet.reports().values())
 
         def work(unit: Unit) -> cluster.ListFunctionsResponse:
             by_version: dict[str, list[Instance]] = {}
@@ -108,7 +111,7 @@ class Catalogue:
                 by_version.setdefault(row.version_id, []).append(row)
             found = unit.functions.all()
             return cluster.ListFunctionsResponse(
-                functions=[summary(f, by_version.get(f.active.version_id, [])) for f in found],
+                functions=[summary(f, by_version.get(f.active.version_id, []), tapes) for f in found],
                 versions=[rows.version_message(row) for f in found for row in shares.beside_active(f)],
             )
 
@@ -217,9 +220,10 @@ def _found(function: Function, wanted: _Wanted) -> tuple[Version | None, bool]:
     return None, False
 
 
-def summary(function: Function, of_active: list[Instance]) -> functions.FunctionSummary:
-    """A function, told with the instances of its active version."""
-    state, reason = function_state(function.state == "DELETING", [rows.instance_view(row) for row in of_active])
+def summary(function: Function, of_active: list[Instance], tapes: Mapping[str, int]) -> functions.FunctionSummary:
+    """A function, told with the instances of its active version, and with how many tapes there are by version."""
+    views, count = [rows.instance_view(row) for row in of_active], tapes.get(function.active.version_id, 0)
+    state, reason = function_state(function.state == "DELETING", views, count)
     return functions.FunctionSummary(
         name=function.name,
         state=state,
@@ -243,7 +247,11 @@ def _describe(unit: Unit, name: str, reports: placing.Reports) -> cluster.GetFun
     for node_id in sorted(reports):
         residency += [entry for entry in reports[node_id].residency if entry.version_id in ids]
     return cluster.GetFunctionResponse(
-        function=summary(function, [row for row in instances if row.version_id == function.active.version_id]),
+        function=summary(
+            function,
+            [row for row in instances if row.version_id == function.active.version_id],
+            tape_counts(reports.values()),
+        ),
         versions=[rows.version_message(version) for version in function.versions],
         instances=[rows.instance_message(row) for row in instances],
         residency=residency,

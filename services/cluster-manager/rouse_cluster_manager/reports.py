@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from datetime import datetime
 
 from rouse_cluster_manager.adapters import rows
@@ -20,6 +21,8 @@ MAX_ID_CHARS = 128
 
 # Version, device, tier and size of one entry.
 ResidencyKey = tuple[str, str, str, int]
+# The same with whether there are tapes.
+RoutedKey = tuple[ResidencyKey, bool]
 # The same with tapes, the order of magnitude of replays, and why requests have no tape.
 WrittenKey = tuple[ResidencyKey, int, int, str]
 
@@ -83,10 +86,20 @@ def residency_key(report: cluster.NodeReport) -> frozenset[WrittenKey]:
     )
 
 
-def routing_view(report: cluster.NodeReport) -> tuple[frozenset[ResidencyKey], int]:
+def routing_view(report: cluster.NodeReport) -> tuple[frozenset[RoutedKey], int]:
     """What of a report gateways look at."""
-    places = frozenset(_place(entry) for entry in report.residency if entry.state != "ABSENT")
-    return places, report.queued_requests
+    held = [entry for entry in report.residency if entry.state != "ABSENT"]
+    return frozenset((_place(entry), entry.tapes > 0) for entry in held), report.queued_requests
+
+
+def tape_counts(reports: Iterable[cluster.NodeReport]) -> dict[str, int]:
+    """Of each version that has tapes the most that one node has."""
+    counts: dict[str, int] = {}
+    for report in reports:
+        for entry in report.residency:
+            if entry.tapes and entry.state != "ABSENT":
+                counts[entry.version_id] = max(entry.tapes, counts.get(entry.version_id, 0))
+    return counts
 
 
 def write_residency(unit: Unit, request: cluster.HeartbeatRequest, now: datetime) -> None:

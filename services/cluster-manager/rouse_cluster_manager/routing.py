@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from rouse_cluster_manager import metrics, shares
 from rouse_cluster_manager.adapters import rows
+from rouse_cluster_manager.reports import tape_counts
 from rouse_cluster_manager.state import function_state
 from rouse_contracts import cluster, functions
 from rouse_store import Unit
@@ -64,10 +65,11 @@ def build(
     by_version: dict[str, list[Instance]] = {}
     for row in instances:
         by_version.setdefault(row.version_id, []).append(row)
+    tapes = tape_counts(report for node_id, report in reports.items() if node_id in ready_nodes)
     table = cluster.RoutingTable()
     for function in found:
         if function.state == "ACTIVE":
-            table.functions.append(_function_route(function, by_version, ready_nodes, cache))
+            table.functions.append(_function_route(function, by_version, ready_nodes, cache, tapes))
     routed = {version.version_id for route in table.functions for version in route.versions}
     written: dict[str, list[functions.Residency]] = {}
     for placement in placements:
@@ -88,7 +90,11 @@ def build(
 
 
 def _function_route(
-    function: Function, by_version: Mapping[str, list[Instance]], ready_nodes: Mapping[str, Node], cache: VersionCache
+    function: Function,
+    by_version: Mapping[str, list[Instance]],
+    ready_nodes: Mapping[str, Node],
+    cache: VersionCache,
+    tapes: Mapping[str, int],
 ) -> cluster.FunctionRoute:
     messages, active_id = cache.of(function), function.active.version_id
     live = {v for v in messages if any(row.state in ("READY", "STARTING", "PENDING") for row in by_version.get(v, []))}
@@ -96,7 +102,7 @@ def _function_route(
     shown = [v for v in list(messages)[-ROUTED_VERSIONS:] if v != active_id]
     shown = [v for v in messages if v in live and v not in shown and v != active_id] + shown
     shown.append(active_id)
-    state, reason = _state(by_version.get(active_id, []))
+    state, reason = _state(by_version.get(active_id, []), tapes.get(active_id, 0))
     return cluster.FunctionRoute(
         name=function.name,
         tenant=function.tenant,
@@ -105,7 +111,7 @@ def _function_route(
         versions=[messages[v] for v in shown],
         active_version_id=active_id,
         traffic=shares.messages(function),
-        version_states=[_version_state(v, by_version[v]) for v in shown if v in by_version],
+        version_states=[_version_state(v, by_version[v], tapes.get(v, 0)) for v in shown if v in by_version],
         instances=[
             cluster.InstanceRoute(instance_id=row.instance_id, version_id=v, node_id=row.node_id)
             for v in messages
@@ -115,12 +121,12 @@ def _function_route(
     )
 
 
-def _state(instances: Iterable[Instance]) -> tuple[functions.FunctionState, str]:
-    return function_state(False, [rows.instance_view(row) for row in instances])
+def _state(instances: Iterable[Instance], tapes: int) -> tuple[functions.FunctionState, str]:
+    return function_state(False, [rows.instance_view(row) for row in instances], tapes)
 
 
-def _version_state(version_id: str, instances: Iterable[Instance]) -> cluster.VersionState:
-    state, reason = _state(instances)
+def _version_state(version_id: str, instances: Iterable[Instance], tapes: int) -> cluster.VersionState:
+    state, reason = _state(instances, tapes)
     return cluster.VersionState(version_id=version_id, state=state, reason=reason)
 
 

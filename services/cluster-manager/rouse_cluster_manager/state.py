@@ -79,11 +79,22 @@ class InstanceView:
     was_ready: bool
 
 
-def function_state(deleting: bool, instances: Iterable[InstanceView]) -> tuple[functions.FunctionState, str]:
-    """A function's state and its reason, told from instances of the active version.
+def function_state(
+    deleting: bool, instances: Iterable[InstanceView], tapes: int = 0
+) -> tuple[functions.FunctionState, str]:
+    """A function's state and its reason, told from instances of the active version, and from how many tapes of it a
+    node has.
 
     FAILED is a last start that failed; an instance that had served and died leaves the function SLEEPING.
     """
+    state, reason = _state_of_instances(deleting, instances)
+    if state is functions.FUNCTION_STATE_SLEEPING and tapes:
+        answer = "1 tape answers" if tapes == 1 else f"{tapes} tapes answer"
+        reason = f"asleep: {answer} without a process; {reason}"
+    return state, reason
+
+
+def _state_of_instances(deleting: bool, instances: Iterable[InstanceView]) -> tuple[functions.FunctionState, str]:
     if deleting:
         return functions.FUNCTION_STATE_DELETING, "it is being deleted"
     ordered = sorted(instances, key=lambda instance: (instance.created_at, instance.instance_id))

@@ -71,4 +71,4 @@ def _locked(unit: Unit, name: str) -> Function:
 
 def _summary(unit: Unit, function: Function) -> functions.FunctionSummary:
     instances = unit.instances.of_function(function.function_id)
-    return summary(function, [row for row in instances if row.version_id == function.active.version_id])
+    return summary(function, [row for row in instances if row.version_id == function.active.version_id], {})

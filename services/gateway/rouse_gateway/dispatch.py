@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
@@ -43,6 +43,8 @@ MAX_PAUSE_S = 1.0
 MARGIN_SHARE = 0.05
 MAX_MARGIN_S = 0.01
 RETRY_AFTER_S = 1.0
+# Joined to a request's message.
+TAPES_ONLY = node.InferRequest(tapes_only=True).SerializeToString()
 
 
 @dataclass(slots=True)
@@ -61,6 +63,13 @@ class _Trip:
     pause_s: float = FIRST_PAUSE_S
     excluded: set[str] = field(default_factory=set)
     refusal: NotExecuted | None = None
+    # Whether the node that it goes to has tapes for it and no instance, and whether that is out of the question.
+    by_tape: bool = False
+    needs_instance: bool = False
+
+    def message(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """The request's message for the node that it goes to."""
+        return [*parts, TAPES_ONLY] if self.by_tape else parts
 
 
 class Dispatcher:
@@ -107,7 +116,7 @@ class Dispatcher:
             while True:
                 node_id, address = await self._place(trip)
                 try:
-                    answer = await self._nodes.infer(address, request, self._next_timeout_s(trip))
+                    answer = await self._nodes.infer(address, trip.message(request), self._next_timeout_s(trip))
                 except NotExecuted as error:
                     self._turned_away(trip, node_id, error)
                 except RouseError as error:
@@ -124,7 +133,8 @@ class Dispatcher:
             while True:
                 node_id, address = await self._place(trip)
                 try:
-                    async with aclosing(self._nodes.stream(address, request, self._next_timeout_s(trip))) as answers:
+                    timeout_s = self._next_timeout_s(trip)
+                    async with aclosing(self._nodes.stream(address, trip.message(request), timeout_s)) as answers:
                         async for answer in answers:
                             came = True
                             yield self._answer(trip, node_id, answer)
@@ -173,7 +183,11 @@ class Dispatcher:
         if not version.active:
             self._count_arrival(f"{version.function}{VERSION_MARK}{version.version_id}")
         bond = self._sequences.bond(version.function, version.version_id, call.tenant, call.options)
-        return _Trip(version, request_id, rows, started, started + call.timeout_s, sequence, bond)
+        # A sequence's requests are one instance's.
+        alone = bool(sequence) or version.decoupled
+        return _Trip(
+            version, request_id, rows, started, started + call.timeout_s, sequence, bond, needs_instance=alone
+        )  # fmt: skip
 
     def _next_timeout_s(self, trip: _Trip) -> float:
         """Seconds that the next attempt has; counts it."""
@@ -186,9 +200,11 @@ class Dispatcher:
         while True:
             table = self._routes.table
             version = self._current(trip)
+            trip.by_tape = not (version.candidates or trip.needs_instance)
+            candidates = version.tape_nodes if trip.by_tape else version.candidates
             snapshot = routing.Snapshot(
-                version.candidates,
-                self._nodes.in_flight(version.candidates, table.addresses),
+                candidates,
+                self._nodes.in_flight(candidates, table.addresses),
                 frozenset(trip.excluded),
                 trip.sequence,
                 trip.bond.home if trip.bond is not None else "",
@@ -294,6 +310,10 @@ class Dispatcher:
         """Takes note of a node that did not execute the request; raises after too many of them."""
         metrics.REROUTED.labels(error.reason).inc()
         trip.refusal = error
+        if trip.by_tape:
+            # Nothing has run: no tape answers it there, and an instance is woken for it.
+            trip.needs_instance = True
+            return
         trip.excluded.add(node_id)
         if trip.attempts >= MAX_ATTEMPTS:
             raise Unavailable(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rouse_common.errors import InvalidArgument, NotFound, Unavailable
@@ -32,6 +32,7 @@ class Version:
         outputs: names of the outputs.
         active: whether requests without a version mean this one, or most of them.
         candidates: nodes with a READY instance.
+        tape_nodes: nodes that have tapes of it, which answer without an instance.
         contract: the version as cluster-manager describes it.
         head: what a node.InferRequest says of the version, serialised: the same for every request.
         state, reason: how its instances stand, as the state of a function.
@@ -46,6 +47,7 @@ class Version:
     candidates: tuple[Candidate, ...]
     contract: FunctionVersion
     head: bytes
+    tape_nodes: tuple[Candidate, ...] = ()
     state: int = FUNCTION_STATE_SLEEPING
     reason: str = ""
 
@@ -128,26 +130,34 @@ def index(table: RoutingTable) -> Table:
     # Without the address of its link, which it tells when it registers, a node cannot be called.
     waiting = {node.node_id: node.queued_requests for node in table.nodes if node.link_address}
     residency: dict[tuple[str, str], str] = {}
+    taped: dict[str, set[str]] = {}
     for node in table.nodes:
         for row in node.residency:
             # On a device beats beside it: a version may stand on several tiers of one node.
             key = (row.version_id, node.node_id)
             if key not in residency or row.device:
                 residency[key] = row.state
+            if row.tapes and node.link_address:
+                taped.setdefault(row.version_id, set()).add(node.node_id)
     instances: dict[str, int] = {}
     for route in table.functions:
         for instance in route.instances:
             instances[instance.node_id] = instances.get(instance.node_id, 0) + 1
     return Table(
         generation=table.generation,
-        functions={route.name: _index_route(route, waiting, residency) for route in table.functions},
+        functions={route.name: _index_route(route, waiting, residency, taped) for route in table.functions},
         addresses={node.node_id: node.link_address for node in table.nodes if node.link_address},
         routers={node.node_id: node.router_address for node in table.nodes},
         instances=instances,
     )
 
 
-def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Mapping[tuple[str, str], str]) -> Route:
+def _index_route(
+    route: FunctionRoute,
+    waiting: Mapping[str, int],
+    residency: Mapping[tuple[str, str], str],
+    taped: Mapping[str, Collection[str]],
+) -> Route:
     nodes: dict[str, list[str]] = {}
     for instance in route.instances:
         if instance.node_id in waiting:
@@ -177,6 +187,10 @@ def _index_route(route: FunctionRoute, waiting: Mapping[str, int], residency: Ma
             ),
             contract=contract,
             head=_head(contract, route.name),
+            tape_nodes=tuple(
+                Candidate(node, residency[contract.version_id, node], waiting[node])
+                for node in sorted(taped.get(contract.version_id, ()))
+            ),
             state=state,
             reason=reason,
         )

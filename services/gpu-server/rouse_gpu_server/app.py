@@ -152,7 +152,7 @@ class GpuServer:
         recordings = Recordings(
             pool, ExecutorClient(channels), sessions, shelf, background, clock, self._memory
         )  # fmt: skip
-        leasing = Leasing(pool, dispatcher, wakeup, clock, recordings)
+        leasing = Leasing(pool, dispatcher, wakeup, clock, recordings, sessions.answers)
         membership = Membership(
             pool, attachments, stager, shelf, sessions, swapper, dispatcher, background, wakeup, clock,
             settle_limit_s=config.detach_limit_s, stage_hold_s=config.stage_hold_s,

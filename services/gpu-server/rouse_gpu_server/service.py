@@ -89,7 +89,7 @@ class LeaseLink:
         _require(request.version_id, "version_id")
         call = Call(
             request.version_id, request.request_id, request.owner, request.incarnation, request.acquire_id,
-            request.hold_s, request.instance_id, request.tenant, request.tenant_weight,
+            request.hold_s, request.instance_id, request.tape_key, request.tenant, request.tenant_weight,
         )  # fmt: skip
         granted = await self._leasing.acquire(call, incoming.remaining_s)
         lease = granted.lease

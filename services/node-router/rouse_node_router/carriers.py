@@ -175,12 +175,13 @@ class Carriers:
         return self._tasks.create_task(self._carry(queue, head), context=head.context.copy())
 
     async def asked_by(self, ticket: Ticket) -> Grant:
-        """A lease for the one instance that will do for a request, asked for in its own task. Raises as a turn."""
+        """A lease for the one instance, or for the tapes, that will do for a request, asked for in its own task. Raises
+        as a turn."""
         request, timeout_s = ticket.request, ticket.deadline - self._clock.monotonic()
         try:
             lease = await self._devices.acquire(
                 request.version_id, request.request_id, timeout_s, timeout_s, ticket.instance_id, ticket.tenant,
-                ticket.weight,
+                ticket.weight, ticket.tape_key,
             )  # fmt: skip
         except RouseError as error:
             if error.reason == "INSTANCE_GONE":
@@ -216,6 +217,8 @@ class Carriers:
             replayed = await self._executors.replay(lease, tapes, request, inputs, timeout_s)
             if replayed is not None:
                 return replayed
+        if not lease.executor_address:
+            raise NotExecuted("NO_TAPE", "no tape has answered it, and there is no instance yet", suspect=False)
         return await self._executors.execute(lease, request, inputs, max(0.0, until - self._clock.monotonic()))
 
     def count(self, queue: VersionQueue, requests: int, rows: int, executed: Executed) -> None:

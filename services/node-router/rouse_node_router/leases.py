@@ -76,7 +76,7 @@ class Leases:
         self._lines: dict[str, _Line] = {}
         self._uses: dict[str, _Use] = {}
         self._waiting = 0
-        # Asks for one certain instance, which take part in nothing here but must be let through.
+        # Asks for one certain instance, or for tapes alone, which take part in nothing here but must be let through.
         self._picky = 0
 
     async def acquire(
@@ -88,17 +88,18 @@ class Leases:
         instance_id: str = "",
         tenant: str = "",
         weight: int = 1,
+        tape_key: str = "",
     ) -> Lease:
         """As Devices.acquire; a lease that was taken over had nothing swapped in for it."""
-        now = self._clock.monotonic()
-        if not instance_id and (rested := self.take(version_id, now + timeout_s)) is not None:
+        now, picky = self._clock.monotonic(), bool(instance_id or tape_key)
+        if not picky and (rested := self.take(version_id, now + timeout_s)) is not None:
             return rested
         line = self._lines.get(version_id)
         if line is None:
             line = self._lines[version_id] = _Line(version_id)
-        self._make_way(line, picky=bool(instance_id))
-        if instance_id or not self._reuse_s:
-            return await self._own(line, request_id, timeout_s, hold_s, instance_id, tenant, weight)
+        self._make_way(line, picky=picky)
+        if picky or not self._reuse_s:
+            return await self._own(line, request_id, timeout_s, hold_s, instance_id, tenant, weight, tape_key)
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(request_id, tenant, weight, now + timeout_s, now + hold_s, granted)
         line.waiting[waiter] = None
@@ -170,13 +171,14 @@ class Leases:
         instance_id: str,
         tenant: str,
         weight: int,
+        tape_key: str,
     ) -> Lease:
         """A lease that is nobody else's, before and after."""
         self._picky += 1
         until = self._clock.monotonic() + hold_s
         try:
             lease = await self._devices.acquire(
-                line.version_id, request_id, timeout_s, hold_s, instance_id, tenant, weight
+                line.version_id, request_id, timeout_s, hold_s, instance_id, tenant, weight, tape_key
             )
             return replace(lease, until=until)
         finally:

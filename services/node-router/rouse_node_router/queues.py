@@ -2,8 +2,8 @@
 
 A version with requests asks for devices. Who goes is decided when a device is there: one request, or a batch.
 A request is a Ticket. It is QUEUED, then EXECUTING; where nothing has run it is APART for a moment, and comes back;
-one that wants a certain instance is APART from the start, and asks for itself. From any of these it leaves exactly
-once, with one Outcome. Nothing here waits or does I/O.
+one that wants a certain instance, or that tapes alone are to answer, is APART from the start, and asks for itself.
+From any of these it leaves exactly once, with one Outcome. Nothing here waits or does I/O.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ class Queues:
         there already it calls `granted` first, and returns None."""
         self._ask = ask
 
-    def enter(self, request: node.InferRequest, inputs: Buffer, deadline: float, instance_id: str = "") -> Ticket:
-        """Queues a request; one for a certain instance is not queued, but counted.
+    def enter(
+        self, request: node.InferRequest, inputs: Buffer, deadline: float, instance_id: str = "", tape_key: str = ""
+    ) -> Ticket:
+        """Queues a request; one for a certain instance, or for tapes alone, is not queued, but counted.
 
         Raises ResourceExhausted QUEUE_FULL | CANNOT_MEET_DEADLINE with a time to retry after.
         """
@@ -90,8 +92,9 @@ class Queues:
         if request.rows and queue.settings.max_rows > 1 and not request.options.HasField("sequence"):
             ticket.batchable, ticket.rows = True, request.rows
         self._admit(ticket, request.queue_capacity or DEFAULT_CAPACITY, now)
-        if instance_id:
-            ticket.instance_id, ticket.phase = instance_id, Phase.APART
+        ticket.instance_id, ticket.tape_key = instance_id, tape_key
+        if ticket.asks_itself:
+            ticket.phase = Phase.APART
             queue.apart += 1
         else:
             self._join(ticket)
@@ -146,7 +149,7 @@ class Queues:
 
     def again(self, ticket: Ticket) -> None:
         """The request waits for another device, in its old place."""
-        if ticket.instance_id:
+        if ticket.asks_itself:
             return
         ticket.turn = asyncio.get_running_loop().create_future()
         self._move(ticket, Phase.QUEUED)

@@ -7,9 +7,20 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from rouse_contracts import tapes, views
+from rouse_contracts import node, tapes, views
+from rouse_contracts.wire import Buffer
 from rouse_node_router.adapters.devices import Lease, Tapes
 from rouse_node_router.tickets import Ticket
+
+
+def key_of(request: node.InferRequest, inputs: Buffer) -> str:
+    """The key of the tapes that are to answer a request without an instance; empty where an instance has to."""
+    if not request.tapes_only or request.decoupled or request.options.sequence.id:
+        return ""
+    try:
+        return tapes.key(views.parse_batch(inputs))
+    except DecodeError:
+        return ""
 
 
 def tapes_for(lease: Lease, members: Sequence[Ticket]) -> Tapes | None:

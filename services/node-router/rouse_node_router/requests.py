@@ -24,6 +24,7 @@ from rouse_node_router.adapters.usage import Usage
 from rouse_node_router.answers import NO_INSTANCE, expired, no_instance, unanswered
 from rouse_node_router.carriers import Batch, Carriers, Done, Grant, Use
 from rouse_node_router.queues import Queues
+from rouse_node_router.replays import key_of
 from rouse_node_router.sequences import Sequences
 from rouse_node_router.tickets import Outcome, Ticket
 
@@ -116,7 +117,8 @@ class Requests:
     ) -> Sequence[Buffer] | None:
         if sequence is not None and sequence.lost:
             raise sequences.lost(request)
-        ticket = self._queues.enter(request, inputs, deadline, sequence.instance_id if sequence is not None else "")
+        instance_id = sequence.instance_id if sequence is not None else ""
+        ticket = self._queues.enter(request, inputs, deadline, instance_id, key_of(request, inputs))
         served = Served()
         try:
             done = await self._serve(ticket, served, send, sequence)
@@ -145,6 +147,9 @@ class Requests:
                     # Its first request may yet be executed by another one.
                     sequence.instance_id = ticket.instance_id
                 self._queues.unexecuted(ticket)
+                pause_s = 0.0 if ticket.tape_key else RETRY_PAUSE_S * attempt
+                # Whatever was wrong with its tapes: an instance, where there is one, answers all requests.
+                ticket.tape_key = ""
                 metrics.RETRIES.labels(refused.reason).inc()
                 if attempt == TRIES:
                     raise no_instance(self._node_id, request, f"{refused} (after {attempt} tries)") from None
@@ -152,7 +157,7 @@ class Requests:
                     "request tried again function=%s attempt=%d reason=%s error=%s",
                     request.function, attempt, refused.reason, refused,
                 )  # fmt: skip
-                await asyncio.sleep(min(RETRY_PAUSE_S * attempt, self._left(ticket)))
+                await asyncio.sleep(min(pause_s, self._left(ticket)))
                 self._queues.again(ticket)
             except Unavailable as error:
                 if sequence is None or not sequence.instance_id or error.reason not in INSTANCE_GONE:
@@ -168,7 +173,7 @@ class Requests:
         request = ticket.request
         with telemetry.span("queue", function=request.function, version=request.version_id) as span:
             try:
-                if ticket.instance_id:
+                if ticket.asks_itself:
                     async with asyncio.timeout(self._left(ticket)):
                         grant = await self._carriers.asked_by(ticket)
                 else:

@@ -23,7 +23,7 @@ class Phase(Enum):
     """Where a request is."""
 
     QUEUED = "QUEUED"
-    # In no order with others: its task acts on what it was told, or asks for a certain instance.
+    # In no order with others: its task acts on what it was told, or asks for a certain instance or for tapes.
     APART = "APART"
     EXECUTING = "EXECUTING"
     LEFT = "LEFT"
@@ -57,6 +57,7 @@ class Ticket:
         rows: its part of a batch; 1 where the function has none.
         batchable: whether it may share one.
         instance_id: the only instance that will do; empty: any.
+        tape_key: of the tapes that are to answer it without an instance; empty: an instance has to be there.
         context: of its task, so that what is done for it belongs to its trace.
     """
 
@@ -71,6 +72,7 @@ class Ticket:
     rows: int = 1
     batchable: bool = False
     instance_id: str = ""
+    tape_key: str = ""
     charged: bool = False
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     _waiting: batching.Waiting | None = None
@@ -82,6 +84,11 @@ class Ticket:
     @property
     def weight(self) -> int:
         return max(1, self.request.tenant_weight)
+
+    @property
+    def asks_itself(self) -> bool:
+        """Whether its own task asks for its lease, which is for nobody else."""
+        return bool(self.instance_id or self.tape_key)
 
     @property
     def waiting(self) -> batching.Waiting:

@@ -233,6 +233,7 @@ def _snapshot(entry: Entry, target: Target, instances: Sequence[cluster.Instance
         ),
         named=named,
         slept_at=entry.slept_at,
+        tapes=view.tapes.get(target.version.version_id, 0),
     )
 
 

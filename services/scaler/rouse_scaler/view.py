@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rouse_cache import VERSION_MARK, Activity
 from rouse_contracts import cluster, functions
@@ -45,6 +46,16 @@ class View:
     executing: frozenset[tuple[str, str]]
     activity: Mapping[str, Activity] | None
     last_arrivals: Mapping[str, float]
+
+    @cached_property
+    def tapes(self) -> Mapping[str, int]:
+        """Of each version that has tapes on a node that serves, the most that one has."""
+        counts: dict[str, int] = {}
+        for node in self.nodes:
+            for entry in node.report.residency if node.state == cluster.NODE_STATE_READY else ():
+                if entry.tapes:
+                    counts[entry.version_id] = max(entry.tapes, counts.get(entry.version_id, 0))
+        return counts
 
 
 def rate_of(target: Target, activity: Mapping[str, Activity] | None) -> float | None:

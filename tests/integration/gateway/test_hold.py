@@ -10,6 +10,7 @@ import pytest
 from rouse_common.errors import FailedPrecondition, Unavailable
 from rouse_contracts import functions, inference, node
 from rouse_gateway import metrics
+from rouse_testkit.doubles_gateway import echo
 from rouse_testkit.front import Front, eventually, floats, refused
 
 Code = grpc.StatusCode
@@ -35,6 +36,51 @@ async def test_a_sleeping_function_is_woken_by_its_request(front: Front) -> None
     again = await front.infer("f", 5.0)
     assert again.timings.held_ms == 0
     assert front.control.wakes == [("f", "")]
+
+
+async def taped(front: Front, name: str) -> None:
+    """A sleeping function that the only node has tapes of."""
+    front.control.add_function(name, weights=1)
+    front.control.residency[f"{name}-1", front.node.node_id] = "HOST"
+    front.control.tapes[f"{name}-1", front.node.node_id] = 2
+    await front.publish()
+
+
+async def test_a_sleeping_function_with_tapes_is_answered_and_not_woken(front: Front) -> None:
+    await taped(front, "f")
+    answer = await front.infer("f", 5.0)
+    assert floats(answer.outputs[0]) == [5.0]
+    assert answer.timings.held_ms == 0
+    assert front.control.wakes == []
+    assert [request.tapes_only for request in front.node.requests] == [True]
+    front.control.set_ready("f", front.node.node_id)
+    await front.publish()
+    await front.infer("f", 5.0)
+    assert [request.tapes_only for request in front.node.requests] == [True, False]
+
+
+async def test_what_tapes_do_not_answer_wakes_the_function_and_is_executed_once(front: Front) -> None:
+    await taped(front, "f")
+
+    async def no_tape(request: node.InferRequest) -> node.InferResponse:
+        if request.tapes_only:
+            raise Unavailable("NO_INSTANCE", "no tape answers it")
+        return await echo(request)
+
+    front.node.behaviour = no_tape
+    answer = await front.infer("f", 5.0)
+    assert floats(answer.outputs[0]) == [5.0]
+    assert front.control.wakes == [("f", "")]
+    assert [request.tapes_only for request in front.node.requests] == [True, False]
+    assert len({request.request_id for request in front.node.requests}) == 1
+
+
+async def test_a_sequence_wakes_a_function_that_has_tapes(front: Front) -> None:
+    await taped(front, "f")
+    options = functions.RequestOptions(sequence=functions.Sequence(id="s", start=True))
+    await front.infer("f", 5.0, options=options)
+    assert front.control.wakes == [("f", "")]
+    assert [request.tapes_only for request in front.node.requests] == [False]
 
 
 async def test_requests_that_wait_together_share_one_wake_up(front: Front) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rouse_cluster_manager.reports import check_node, check_report, residency_key, routing_view
+from rouse_cluster_manager.reports import check_node, check_report, residency_key, routing_view, tape_counts
 from rouse_common.errors import InvalidArgument
 from rouse_contracts import cluster, functions
 
@@ -81,3 +81,15 @@ def test_executing_is_no_change_of_residency_but_moving_is() -> None:
 def test_routing_looks_at_queues_too() -> None:
     assert routing_view(report("HOST", executing_requests=3)) == routing_view(report("HOST"))
     assert routing_view(report("HOST", queued_requests=3)) != routing_view(report("HOST"))
+
+
+def test_routing_looks_at_whether_there_are_tapes_and_not_at_how_many() -> None:
+    one, many = report("HOST"), report("HOST")
+    one.residency[0].tapes, many.residency[0].tapes = 1, 4
+    assert routing_view(one) == routing_view(many) != routing_view(report("HOST"))
+
+
+def test_of_each_version_the_most_tapes_of_a_node_count() -> None:
+    one, other = report("HOST", "DEVICE"), report("HOST", "ABSENT", "DISK")
+    one.residency[0].tapes, other.residency[0].tapes, other.residency[1].tapes = 2, 3, 7
+    assert tape_counts([one, other]) == {"v0": 3}

@@ -73,3 +73,10 @@ def test_a_function_s_state_is_told_from_its_instances(instances: list[InstanceV
     assert function_state(False, instances) == (state, reason)
     assert function_state(False, list(reversed(instances))) == (state, reason)
     assert function_state(True, instances)[0] == functions.FUNCTION_STATE_DELETING
+
+
+def test_what_sleeps_says_how_many_tapes_answer() -> None:
+    state, reason = function_state(False, [], 1)
+    assert (state, reason) == (SLEEPING, "asleep: 1 tape answers without a process; no instance was started yet")
+    assert "2 tapes answer" in function_state(False, [], 2)[1]
+    assert "tapes" not in function_state(True, [], 2)[1]

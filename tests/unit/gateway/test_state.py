@@ -49,6 +49,19 @@ def test_a_version_knows_the_nodes_that_serve_it() -> None:
     assert found.instances == {"a": 2, "b": 2, "unknown": 1}
 
 
+def test_nodes_with_tapes_are_known_beside_those_with_an_instance() -> None:
+    made = table()
+    for row in made.nodes[0].residency:
+        row.tapes = 3
+    made.nodes[0].residency.add(version_id="v1", node_id="a", state="HOST", tapes=1)
+    made.nodes.add(node_id="c").residency.add(version_id="v1", node_id="c", state="HOST", tapes=1)
+    found = index(made)
+    assert found.version("f", "2").tape_nodes == (Candidate("a", "DEVICE", 4),)
+    # A node whose link is not known cannot be called.
+    assert found.version("f", "1").tape_nodes == (Candidate("a", "HOST", 4),)
+    assert found.version("f", "1").candidates == found.version("f", "0").tape_nodes == ()
+
+
 def test_unknown_functions_and_versions_are_refused_in_the_protocol_s_words() -> None:
     found = index(table())
     with pytest.raises(NotFound) as caught:

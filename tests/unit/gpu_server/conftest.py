@@ -17,9 +17,13 @@ from typing import Any
 import pytest
 
 from rouse_common.errors import Internal, NotFound, Unavailable
+from rouse_contracts import specs
+from rouse_contracts.core import SaveTapesResponse, TapeFile
 from rouse_contracts.device import AttachRequest, ListRecordingsResponse
 from rouse_contracts.device import Executor as ExecutorMessage
+from rouse_contracts.functions import FunctionVersion
 from rouse_contracts.repository import Artefact, MadeWith, State
+from rouse_contracts.tapes import Answers, Input
 from rouse_gpu_server.adapters.disk import Disk
 from rouse_gpu_server.adapters.images import Images
 from rouse_gpu_server.backends import Carry, Segment
@@ -38,7 +42,8 @@ from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.ledger import PAGE_BYTES, Ledger
 from rouse_gpu_server.state.pool import Pool
-from rouse_gpu_server.state.records import Device
+from rouse_gpu_server.state.records import Artefact as ArtefactRecord
+from rouse_gpu_server.state.records import Device, Lease
 from rouse_gpu_server.state.waiting import WaitingList
 from rouse_gpu_server.state.wakeup import Wakeup
 from rouse_gpu_server.wiring import Wiring
@@ -140,12 +145,54 @@ class Neighbours:
         raise NotImplementedError
 
 
+class CoreDouble:
+    """A device's native executor: what it has mapped."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self._neighbours = neighbours
+        self.link, self.died = "unix:core", False
+        self.images: dict[str, Path] = {}
+
+    async def map_model(
+        self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
+    ) -> None:
+        self._neighbours._check("map")
+        assert version_id not in self.images, "mapped twice"
+        self.images[version_id] = image
+        # The answer may be lost although it is mapped now.
+        self._neighbours._check("mapped")
+
+    async def unmap_model(self, version_id: str) -> None:
+        self.images.pop(version_id, None)
+
+    async def load_tape(self, version_id: str, tape: TapeFile) -> None:
+        self._neighbours._check("load_tape")
+        assert version_id in self.images
+
+    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool) -> None:
+        raise NotImplementedError
+
+    async def close_session(self, session_id: str) -> None:
+        raise NotImplementedError
+
+    async def save_tapes(self, session_id: str, folder: Path) -> SaveTapesResponse:
+        raise NotImplementedError
+
+
+class TapedShelf(Shelf):
+    """Has one tape of every redirected version that is on the node."""
+
+    def tapes(self, version: FunctionVersion, artefact: ArtefactRecord) -> list[tuple[str, Answers, Path]]:
+        taped = specs.is_redirected(version.spec) and artefact.on_disk
+        return [("t", Answers((Input("x", "FP32", (1,)),), ("y",)), Path("t"))] if taped else []
+
+
 class WatchedBackend(HostBackend):
     """A host device that can be made to fail, and that sees who has mapped what it frees."""
 
-    def __init__(self, name: str, folder: Path, neighbours: Neighbours) -> None:
+    def __init__(self, name: str, folder: Path, neighbours: Neighbours, core: CoreDouble) -> None:
         super().__init__(name, folder)
-        self._neighbours = neighbours
+        self._neighbours, self._core = neighbours, core
 
     def allocate(self, owner: str, name: str, size_bytes: int) -> Segment:
         self._neighbours._check("allocate")
@@ -166,6 +213,7 @@ class WatchedBackend(HostBackend):
     def free(self, segment: Segment) -> None:
         users = [i for i in self._neighbours.instances.values() if i.path == segment.path]
         assert not users, f"{segment.path} is freed while {users[0].message.instance_id} has it mapped"
+        assert segment.path not in self._core.images.values(), f"{segment.path} is freed while the executor has it"
         super().free(segment)
 
 
@@ -177,6 +225,7 @@ class Bench:
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rouse-test-", dir="/dev/shm"))
         self.clock, self.neighbours, self.wakeup = ManualClock(), Neighbours(), Wakeup()
+        self.cores = {name: CoreDouble(self.neighbours) for name in capacities}
         # One thread each: when a call put in last has run, all have.
         self._threads = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         devices = {
@@ -190,7 +239,7 @@ class Bench:
         self.models: dict[str, MadeModel] = {}
 
     def _backend(self, name: str) -> WatchedBackend:
-        return WatchedBackend(name, self.folder / name, self.neighbours)
+        return WatchedBackend(name, self.folder / name, self.neighbours, self.cores[name])
 
     async def __aenter__(self) -> Bench:
         group = await self._stack.enter_async_context(asyncio.TaskGroup())
@@ -200,8 +249,9 @@ class Bench:
         disk, images = Disk(self.folder / "cache"), Images(self.folder / "host")
         self.stager = Stager(pool, outside, disk, images, background, wakeup, clock, self._threads[1], limits)
         await self.stager.recover()
-        shelf = Shelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
+        shelf = TapedShelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
         sessions = Sessions(self.folder, shelf, background)
+        sessions.start(self.cores)
         self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)
         self.swapper = Swapper(
             pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0],
@@ -212,7 +262,7 @@ class Bench:
             pool, self.swapper, self.attachments, background, wakeup, clock, self._settings, 1.0
         )
         recordings = Recordings(pool, outside, sessions, shelf, background, clock, self.folder)
-        self.leasing = Leasing(pool, self.dispatcher, wakeup, clock, recordings)
+        self.leasing = Leasing(pool, self.dispatcher, wakeup, clock, recordings, sessions.answers)
         self.membership = Membership(
             pool, self.attachments, self.stager, shelf, sessions, self.swapper, self.dispatcher, background, wakeup,
             clock, settle_limit_s=5.0, stage_hold_s=0.0,
@@ -286,6 +336,22 @@ class Bench:
         assert lease_id.startswith(f"{instance.attachment}/")
         image = self.models[instance.message.version.version_id].image
         assert (instance.mapped[:] if instance.mapped is not None else b"") == image
+
+    def check_tape_lease(self, lease: Lease) -> None:
+        """Its device can answer by tapes: the executor has the model's own bytes, or has died since."""
+        core = self.cores[lease.device_name]
+        image = core.images.get(lease.model.version_id)
+        assert image is not None or core.died
+        if image is not None:
+            made = self.models[lease.model.version_id]
+            assert image.read_bytes()[: len(made.image)] == made.image
+
+    def kill_core(self, device: str) -> None:
+        """Its executor dies, and a new one comes at once."""
+        core = self.cores[device]
+        core.images.clear()
+        core.died = True
+        self.attachments.core_lost(device, "killed")
 
 
 @pytest.fixture

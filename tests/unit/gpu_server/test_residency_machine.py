@@ -4,6 +4,7 @@ request for a device ends exactly once."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from rouse_common.errors import RouseError
+from rouse_contracts.functions import EXECUTION_ROUSE
 from rouse_gpu_server.logic.leasing import Call, Granted
 from rouse_testkit.gpu import make_model
 
@@ -22,9 +24,11 @@ CAPACITIES = {"d0": 10, "d1": 13}
 # Pages of weights and of working memory.
 SHAPES = {"small": (2, 0), "middle": (5, 2), "large": (8, 1), "huge": (12, 1), "plain": (0, 0)}
 VERSIONS = st.sampled_from([f"{name}-v1" for name in SHAPES])
+# Has tapes and no instance.
+TAPED, TAPED_SHAPE, KEY = "taped-v1", (4, 1), "x:FP32:1;"
 STEPS = st.sampled_from(
     ["allocate", "copy", "copied", "attach", "attached", "detach", "end", "get_artefact", "get_blob"]
-)
+) | st.sampled_from(["map", "mapped", "load_tape"])
 DEADLINE_S = 1000.0
 PICK = st.integers(0, 1000)
 
@@ -43,10 +47,16 @@ class NodeMachine(RuleBasedStateMachine):
         self.asked: list[asyncio.Task[Granted]] = []
         self.held: list[Granted] = []
         self.drops: list[asyncio.Task[Any]] = []
+        self.stagings: list[asyncio.Task[None]] = []
         self.outcomes = 0
         self.bench.sync()
         for version in self.bench.models:
             self.start_instance(version)
+        taped = make_model("taped", [TAPED_SHAPE[0] * PAGE - 100], working_bytes=TAPED_SHAPE[1] * PAGE)
+        taped.version.spec.execution = EXECUTION_ROUSE
+        taped.version.addresses.base = 1 << 40
+        self.bench.make(taped)
+        self.stage_taped()
 
     def go(self) -> None:
         self.runner.run(self.settle())
@@ -76,6 +86,27 @@ class NodeMachine(RuleBasedStateMachine):
         self.runner.run(ask())
         self.go()
 
+    @rule()
+    def stage_taped(self) -> None:
+        async def stage() -> None:
+            with contextlib.suppress(RouseError):
+                await self.bench.membership.stage_version(self.bench.models[TAPED].version)
+
+        async def begin() -> None:
+            self.stagings.append(asyncio.create_task(stage()))
+
+        self.runner.run(begin())
+        self.go()
+
+    @rule()
+    def acquire_tapes(self) -> None:
+        async def ask() -> None:
+            call = Call(TAPED, f"r{len(self.asked)}", "router", "1", tape_key=KEY)
+            self.asked.append(asyncio.create_task(self.bench.leasing.acquire(call, DEADLINE_S)))
+
+        self.runner.run(ask())
+        self.go()
+
     @precondition(lambda self: self.asked)
     @rule(pick=PICK)
     def give_up(self, pick: int) -> None:
@@ -100,7 +131,8 @@ class NodeMachine(RuleBasedStateMachine):
     def release(self, pick: int, abandoned: bool, twice: bool) -> None:
         granted = self.held.pop(pick % len(self.held))
         # Only who knows that the executor is idle may say so.
-        abandoned |= bool(self.bench.neighbours.instances[granted.lease.executor.address].works_on)
+        if granted.lease.executor.is_instance:
+            abandoned |= bool(self.bench.neighbours.instances[granted.lease.executor.address].works_on)
         for _ in range(1 + twice):
             self.in_loop(lambda: self.bench.leasing.release(granted.lease.lease_id, 1.0, abandoned))
         self.go()
@@ -122,7 +154,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.in_loop(lambda: (self.bench.start_instance(version), self.bench.sync()))
         self.go()
 
-    @rule(version=VERSIONS)
+    @rule(version=VERSIONS | st.just(TAPED))
     def drop(self, version: str) -> None:
         async def order() -> None:
             digest = self.bench.models[version].artefact.digest
@@ -141,6 +173,8 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def works(self, pick: int) -> None:
         lease = self.held[pick % len(self.held)].lease
+        if not lease.executor.is_instance:
+            return
         instance = self.bench.neighbours.instances[lease.executor.address]
         if not instance.dead and lease.lease_id in self.bench.pool.leases and not lease.ending:
             instance.hung, instance.works_on = True, lease.device_name
@@ -166,8 +200,16 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def dies_at_work(self, pick: int) -> None:
         lease = self.held[pick % len(self.held)].lease
+        if not lease.executor.is_instance:
+            self.kill_core(lease.device_name)
+            return
         self.bench.neighbours.kill(self.bench.neighbours.instances[lease.executor.address])
         self.in_loop(self.bench.sync)
+        self.go()
+
+    @rule(device=st.sampled_from(sorted(CAPACITIES)))
+    def kill_core(self, device: str) -> None:
+        self.in_loop(lambda: self.bench.kill_core(device))
         self.go()
 
     @rule()
@@ -196,7 +238,10 @@ class NodeMachine(RuleBasedStateMachine):
         for granted in self.held:
             lease = granted.lease
             if lease.lease_id in self.bench.pool.leases and not lease.ending:
-                self.bench.check_lease(lease.lease_id, lease.executor.instance_id)
+                if lease.executor.is_instance:
+                    self.bench.check_lease(lease.lease_id, lease.executor.instance_id)
+                else:
+                    self.bench.check_tape_lease(lease)
 
     @invariant()
     def a_device_computes_for_one(self) -> None:
@@ -247,6 +292,8 @@ class NodeMachine(RuleBasedStateMachine):
             self.drop(version)
         self.go()
         assert not self.drops
+        assert all(staging.done() for staging in self.stagings)
+        assert not any(core.images for core in self.bench.cores.values())
         for device in self.bench.pool.devices.values():
             assert device.ledger.mapped_bytes == device.ledger.reserved_bytes == device.backend.used_bytes() == 0
         assert self.bench.stager.host_used_bytes == self.bench.stager.disk_used_bytes == 0

@@ -103,7 +103,7 @@ def instance(name: str) -> Any:
     return Thing(instance_id=name, pid=1)
 
 
-RESIDENT: Any = Thing(device=Thing(name="d0"), segment=Segment(Path("image"), 5))
+RESIDENT: Any = Thing(device=Thing(name="d0"), segment=Segment(Path("image"), 5), model=model())
 
 
 async def test_a_version_is_mapped_once_and_unmapped_with_its_last_session(tmp_path: Path) -> None:
@@ -183,7 +183,53 @@ async def test_a_mapped_version_gets_the_node_s_tapes_and_new_ones(tmp_path: Pat
     fresh = sessions.access(lease(one))
     assert fresh is not None
     assert list(fresh.keys) == ["x:FP32:2,3;", "x:FP32:4,3;"]
+    # It stays mapped with the resident, without an instance.
     await sessions.close("i1")
+    assert sessions.access(lease(one)) is not None
+    await sessions.unmap(RESIDENT)
+    assert native.calls[-2:] == [("close", "i1"), ("unmap", one.version_id)]
+    assert sessions.access(lease(one)) is None
+
+
+async def test_without_an_instance_a_version_is_mapped_for_the_tapes_that_are_asked_for(tmp_path: Path) -> None:
+    names = {f"t{i}": f"x:FP32:{i + 1};>y;#0" for i in range(2 * AT_ONCE)}
+    native, sessions, one = CoreDouble(), sessions_of(tmp_path, **names, bad="x:FP32:99;>y;#0"), model()
+    key, wanted = f"x:FP32:{2 * AT_ONCE};", f"t{2 * AT_ONCE - 1}"
+    assert not sessions.answers(one, key), "there is no executor"
+    sessions.start({"d0": native})
+    assert sessions.answers(one, key)
+    assert not sessions.answers(one, "x:FP32:1000;")
+    assert not sessions.mapped_with(RESIDENT, key)
+    await sessions.map_tapes(one, RESIDENT, key)
+    assert [what for what, _ in native.calls[:2]] == ["unmap", "map"]
+    assert native.calls[2] == ("load", wanted)
+    assert sessions.mapped_with(RESIDENT, key)
+    assert sessions.answers(one, key)
+    # The others follow, and nothing is loaded twice.
+    await BACKGROUND.started.pop()
+    await sessions.map_tapes(one, RESIDENT, key)
+    assert len([1 for what, _ in native.calls if what == "load"]) == len(names)
+    with pytest.raises(Unavailable) as caught:
+        await sessions.map_tapes(one, RESIDENT, "x:FP32:99;")
+    assert caught.value.reason == "NO_TAPE"
+    one.version.spec.tapes = False
+    assert not sessions.answers(one, key)
+
+
+async def test_what_was_given_up_is_unmapped_unless_an_instance_computes_there(tmp_path: Path) -> None:
+    native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X), model()
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": native})
+    await sessions.map_tapes(one, RESIDENT, "x:FP32:2,3;")
+    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    assert [what for what, _ in native.calls].count("map") == 1
+    native.calls.clear()
+    await sessions.unmap(RESIDENT, unless_open=True)
+    assert native.calls == []
+    await sessions.close("i1")
+    native.failure = Unavailable("LINK_LOST", "it is gone")
+    await sessions.unmap(RESIDENT, unless_open=True)
+    assert native.calls == [("close", "i1"), ("unmap", one.version_id)]
     assert sessions.access(lease(one)) is None
 
 
@@ -197,7 +243,7 @@ async def test_an_attachment_waits_for_a_few_tapes_only(tmp_path: Path) -> None:
     await BACKGROUND.started.pop()
     assert [whom for what, whom in native.calls if what == "load"] == list(names)
     # Once it is not mapped any more nothing is loaded.
-    await sessions.close("i1")
+    await sessions.unmap(RESIDENT)
     native.calls.clear()
     await sessions.refresh_tapes(one)
     assert not native.calls

@@ -41,6 +41,20 @@ def once(seen: Snapshot, state: State | None = None, now: float = NOW) -> Decisi
     return decide(seen, state or State(), SETTINGS, now)[0]
 
 
+def test_what_tapes_answer_is_left_asleep_until_it_is_woken() -> None:
+    asleep = snapshot(arrival_rate=5.0, instance_rate=1.0, tapes=3)
+    decision = once(asleep)
+    assert (decision.desired, decision.start) == (0, 0)
+    assert "asleep: 3 tapes answer without a process" in decision.reason
+    assert once(replace(asleep, tapes=0)).desired > 0
+    # An instance that was woken is scaled as ever, and goes when the function is idle.
+    woken = replace(asleep, instances=(instance(1, since=NOW - 1),))
+    assert once(woken).desired > 1
+    idle = replace(woken, arrival_rate=0.0, last_arrival=NOW - 301, instances=(instance(1),))
+    assert once(idle).stop == ("i1",)
+    assert once(replace(asleep, min_instances=1)).start == 1
+
+
 @given(RATES, SERVED, st.integers(1, 50))
 def test_needed_keeps_the_number_between_both_thresholds(rate: float, served: float, current: int) -> None:
     count = needed(rate, served, current, SETTINGS)

@@ -96,6 +96,17 @@ def test_who_wants_one_instance_gets_no_other_one_and_holds_nobody_up() -> None:
     assert places(decided(busy)) == [(2, "d0", "i1")]
 
 
+def test_who_is_answered_by_tapes_needs_a_device_and_no_instance() -> None:
+    taped = [replace(waiter(ticket), tapes=True) for ticket in (1, 2, 3)]
+    view = snapshot([device("d0"), device("d1")], taped, [resting("a", "d0"), resting("a", "d1")], [])
+    assert places(decided(view)) == [(1, "d0", ""), (2, "d1", "")]
+    assert "a tape answers" in decided(view).grants[0].reason
+    # The model is brought for it as for any other, and who needs an instance waits on.
+    assert loads(decided(snapshot([device()], [waiter(1), taped[1]], [], []))) == [("a", "d0")]
+    alone = snapshot([device()], [waiter(1), taped[1]], [resting("a")], [])
+    assert places(decided(alone)) == [(2, "d0", "")]
+
+
 def test_without_weights_no_device_is_taken() -> None:
     view = snapshot([device(busy=True)], [waiter(1)], a=Model("a", 0, 0))
     assert places(decided(view)) == [(1, HOST, "i-a")]

@@ -102,6 +102,22 @@ class Attachments:
         executor.attachment_id = request.lease_id
         executor.refusals = 0
 
+    def has_tapes(self, resident: Resident, key: str) -> bool:
+        """Whether the device answers requests of a kind by tapes as it is."""
+        return self._sessions.mapped_with(resident, key)
+
+    async def map_tapes(self, model: Model, resident: Resident, key: str) -> None:
+        """Has the device answer requests of a kind by tapes, without an instance. Raises RouseError."""
+        await self._sessions.map_tapes(model, resident, key)
+
+    async def end_replays(self, resident: Resident) -> None:
+        """What still replays under a lease that was given up ends; nothing does once the resident is unmapped."""
+        await self._sessions.unmap(resident, unless_open=True)
+
+    async def unmap(self, resident: Resident) -> None:
+        """The device's executor does not have the resident's memory any more."""
+        await self._sessions.unmap(resident)
+
     def settle(self, executor: Executor) -> asyncio.Task[None]:
         """Makes an executor idle and detached, or waits until it is gone. Single flight; never fails."""
         running = self._settling.get(executor.instance_id)

@@ -13,7 +13,7 @@ from rouse_gpu_server.logic.attachments import Attachments
 from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.pool import Pool
-from rouse_gpu_server.state.records import Lease, Model, Phase
+from rouse_gpu_server.state.records import Lease, Model, Phase, device_itself
 from rouse_gpu_server.state.waiting import Waiter
 from rouse_gpu_server.state.wakeup import Wakeup
 from rouse_policy import golden, interference, scheduling
@@ -90,14 +90,16 @@ class Dispatcher:
     def _refuse_without_executors(self) -> None:
         for version_id in self._pool.waiting.versions():
             model = self._pool.models.get(version_id)
-            if model is not None and not model.dropping and self._pool.serves(version_id):
+            here = model is not None and not model.dropping
+            if here and self._pool.serves(version_id):
                 for waiter in self._pool.waiting.bound(version_id):
                     if not self._pool.is_alive(waiter.instance_id):
                         self._pool.waiting.remove(waiter)
                         self.fail(waiter, instance_gone(waiter.instance_id, version_id))
                 continue
-            for waiter in self._pool.waiting.of(version_id):
-                self._pool.waiting.remove(waiter)
+            waiting = self._pool.waiting
+            for waiter in waiting.needing_instances(version_id) if here else waiting.of(version_id):
+                waiting.remove(waiter)
                 self.fail(waiter, no_executor(version_id))
 
     def _refuse(self, refusal: scheduling.Refusal) -> None:
@@ -117,7 +119,7 @@ class Dispatcher:
         waiter = self._pool.waiting.get(grant.ticket)
         assert waiter is not None
         self._pool.waiting.remove(waiter)
-        executor = self._pool.executors[grant.instance]
+        executor = self._pool.executors[grant.instance] if grant.instance else device_itself(waiter.version_id)
         device = self._pool.devices.get(grant.device)
         resident = device.residents[waiter.version_id] if device is not None else None
         lease = Lease(
@@ -135,7 +137,13 @@ class Dispatcher:
         )
         waiter.reason = grant.reason
         self._pool.claim(lease, f"request {waiter.request_id}: {grant.reason}", now, self._clock.now())
-        if executor.phase is Phase.ATTACHED and executor.attached is resident:
+        if waiter.tape_key:
+            assert resident is not None
+            if self._attachments.has_tapes(resident, waiter.tape_key):
+                self._deliver(waiter, lease)
+                return
+            self._background.start(self._map_and_deliver(waiter, lease), f"grant {waiter.request_id}")
+        elif executor.phase is Phase.ATTACHED and executor.attached is resident:
             self._deliver(waiter, lease)
         else:
             self._background.start(self._attach_and_deliver(waiter, lease), f"grant {waiter.request_id}")
@@ -148,6 +156,17 @@ class Dispatcher:
             self._end(lease, "the executor could not be attached")
             if not waiter.outcome.done():
                 self._pool.waiting.put_back(waiter)
+            return
+        self._deliver(waiter, lease)
+
+    async def _map_and_deliver(self, waiter: Waiter, lease: Lease) -> None:
+        assert lease.resident is not None
+        try:
+            await self._attachments.map_tapes(lease.model, lease.resident, waiter.tape_key)
+        except RouseError as error:
+            # An instance has to answer it: whoever asked asks again, for one.
+            self._end(lease, "its tapes could not be loaded")
+            self.fail(waiter, no_tape(waiter.version_id, str(error)))
             return
         self._deliver(waiter, lease)
 
@@ -177,7 +196,11 @@ class Dispatcher:
         self._background.start(self._make_idle(lease, reason), f"abandon {lease.lease_id}")
 
     async def _make_idle(self, lease: Lease, reason: str) -> None:
-        await asyncio.wait([self._attachments.settle(lease.executor)])
+        if lease.executor.is_instance:
+            await asyncio.wait([self._attachments.settle(lease.executor)])
+        else:
+            assert lease.resident is not None
+            await self._attachments.end_replays(lease.resident)
         if lease.lease_id in self._pool.leases:
             self._end(lease, reason)
 
@@ -202,6 +225,13 @@ def no_executor(version_id: str) -> Unavailable:
     """What a request hears for which there is no instance on this node."""
     return Unavailable(
         "NO_EXECUTOR", f"no instance of version {version_id} serves on this node", retry_after_s=0.1, version=version_id
+    )
+
+
+def no_tape(version_id: str, why: str) -> Unavailable:
+    """What a request hears that no tape on this node answers."""
+    return Unavailable(
+        "NO_TAPE", f"no tape of version {version_id} answers such a request on this node: {why}", version=version_id
     )
 
 

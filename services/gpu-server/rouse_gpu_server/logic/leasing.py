@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from opentelemetry import trace
@@ -12,7 +13,7 @@ from rouse_common.clock import Clock
 from rouse_common.errors import Cancelled, DeadlineExceeded, FailedPrecondition, ResourceExhausted, RouseError
 from rouse_common.telemetry import TRACER
 from rouse_gpu_server import metrics
-from rouse_gpu_server.logic.dispatcher import Dispatcher, instance_gone, no_executor
+from rouse_gpu_server.logic.dispatcher import Dispatcher, instance_gone, no_executor, no_tape
 from rouse_gpu_server.logic.recordings import Recordings
 from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Lease, Model, Swap
@@ -39,6 +40,7 @@ class Call:
     acquire_id: str = ""
     hold_s: float = 0.0
     instance_id: str = ""
+    tape_key: str = ""
     tenant: str = ""
     weight: int = 1
 
@@ -55,19 +57,29 @@ class Granted:
 
 
 class Leasing:
-    """Grants and takes back the right to compute."""
+    """Grants and takes back the right to compute.
+
+    Args:
+        has_tapes: whether the node has tapes of a version for requests of a kind.
+    """
 
     def __init__(
-        self, pool: Pool, dispatcher: Dispatcher, wakeup: Wakeup, clock: Clock, recordings: Recordings
+        self,
+        pool: Pool,
+        dispatcher: Dispatcher,
+        wakeup: Wakeup,
+        clock: Clock,
+        recordings: Recordings,
+        has_tapes: Callable[[Model, str], bool],
     ) -> None:
         self._pool, self._dispatcher, self._wakeup, self._clock = pool, dispatcher, wakeup, clock
-        self._recordings = recordings
+        self._recordings, self._has_tapes = recordings, has_tapes
         self._stopping: RouseError | None = None
 
     async def acquire(self, call: Call, timeout_s: float) -> Granted:
         """Waits for a device that holds the version and is free to compute.
 
-        Raises Unavailable NO_EXECUTOR, FailedPrecondition MODEL_TOO_LARGE, ResourceExhausted
+        Raises Unavailable NO_EXECUTOR | NO_TAPE, FailedPrecondition MODEL_TOO_LARGE, ResourceExhausted
         DEVICE_WAIT_FULL, DeadlineExceeded DEVICE_WAIT_TIMEOUT, or what made its swap fail. However it ends,
         it leaves nothing behind.
         """
@@ -96,8 +108,10 @@ class Leasing:
             raise self._stopping
         model = self._pool.models.get(version_id)
         if self._pool.synced:
-            if model is None or model.dropping or not self._pool.serves(version_id):
+            if model is None or model.dropping or not (call.tape_key or self._pool.serves(version_id)):
                 raise self._refused("no_executor", no_executor(version_id))
+            if call.tape_key and not (model.artefact.on_disk and self._has_tapes(model, call.tape_key)):
+                raise self._refused("no_tape", no_tape(version_id, "there is none"))
             if call.instance_id and not self._pool.is_alive(call.instance_id):
                 raise self._refused("no_executor", instance_gone(call.instance_id, version_id))
             self._check_size(model)
@@ -121,6 +135,7 @@ class Leasing:
             deadline=now + timeout_s,
             hold_until=now + min(max(timeout_s, call.hold_s), timeout_s + MAX_HOLD_S),
             instance_id=call.instance_id,
+            tape_key=call.tape_key,
             arrived_at=self._clock.now(),
             outcome=asyncio.get_running_loop().create_future(),
             swaps_before=model.swaps_ended if model is not None else 0,
@@ -196,7 +211,7 @@ class Leasing:
         if requests > 1:
             lease.model.note_arrival(self._clock.monotonic(), requests - 1)
         lease.model.replays += replays
-        if replays < requests and not abandoned:
+        if replays < requests and not abandoned and lease.executor.is_instance:
             self._recordings.executed(lease.executor, lease.model)
         if abandoned:
             self._dispatcher.abandon(lease, "given up by its owner while it may still execute")

@@ -1,18 +1,20 @@
 """Sessions of redirected functions: which instance computes through which device's native executor.
 
-A version is mapped in an executor while at least one of its instances has a session there; its segment stays what it is
-for plain execution, the device's copy of the weights, and is where the executor takes them from.
+A version is mapped in an executor while one of its instances has a session there, and with tapes as long as it stays on
+the device: those answer without an instance. Its segment stays what it is for plain execution, the device's copy of the
+weights, and is where the executor takes them from.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rouse_common.errors import RouseError, Unimplemented
+from rouse_common.errors import RouseError, Unavailable, Unimplemented
 from rouse_common.locks import KeyedLocks
 from rouse_contracts import core, specs
 from rouse_contracts import states as rules
@@ -51,6 +53,11 @@ class _Mapping:
     attachment_id: str
     tapes: dict[str, str | None] = field(default_factory=dict)
 
+    @property
+    def keys(self) -> set[str]:
+        """What requests have in common that are answered."""
+        return {key for key in self.tapes.values() if key is not None}
+
 
 class Sessions:
     """Args:
@@ -63,6 +70,8 @@ class Sessions:
         self._cores: Mapping[str, Core] = {}
         self._open: dict[str, _Session] = {}
         self._mappings: dict[_Session, _Mapping] = {}
+        # What executors may have mapped, also where nobody heard that they have.
+        self._touched: set[_Session] = set()
         # One at a time a version and device: mapping and unmapping must not meet.
         self._locks = KeyedLocks()
 
@@ -88,6 +97,24 @@ class Sessions:
     async def open(self, executor: Executor, model: Model, resident: Resident, attachment_id: str) -> str:
         """Maps the version's weights, unless they are, and opens a session; its socket's path. Raises RouseError."""
         device, version_id = resident.device.name, model.version_id
+        native = self._native(model, resident)
+        socket = self.folder(version_id) / _short(executor.instance_id)
+        session = _Session(device, version_id)
+        async with self._locks.holding(f"{device}/{version_id}"):
+            if session not in self._mappings:
+                await self._map(native, session, model, resident, attachment_id)
+                if await self._load(native, session, model):
+                    self._load_the_others(session, model)
+            self._open[executor.instance_id] = session
+            await native.open_session(
+                executor.instance_id, version_id, socket, processes.user(executor.pid),
+                record=records(model.version.spec),
+            )  # fmt: skip
+        return str(socket)
+
+    def _native(self, model: Model, resident: Resident) -> Core:
+        """The executor of the resident's device. Raises Unimplemented EXECUTION_UNAVAILABLE."""
+        device = resident.device.name
         native = self._cores.get(device)
         if native is None or resident.segment is None:
             raise Unimplemented(
@@ -96,34 +123,61 @@ class Sessions:
                 "gpu-server with --executors",
                 function=model.function,
             )
-        socket = self.folder(version_id) / _short(executor.instance_id)
-        session = _Session(device, version_id)
-        async with self._locks.holding(f"{device}/{version_id}"):
-            if not self._mapped(device, version_id):
-                # What an earlier life, or a call that was cut short, left there has no session of ours.
-                await native.unmap_model(version_id)
-                layout = rules.layout_digest(model.artefact.message.layout) if model.artefact.message else ""
-                await native.map_model(
-                    version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
-                    resident.segment.path, layout,
-                )  # fmt: skip
-                self._mappings[session] = _Mapping(attachment_id)
-                if await self._load(native, session, model):
-                    self._background.start(self.refresh_tapes(model), f"tapes of {version_id} on {device}")
-            self._open[executor.instance_id] = session
-            await native.open_session(
-                executor.instance_id, version_id, socket, processes.user(executor.pid),
-                record=records(model.version.spec),
-            )  # fmt: skip
-        return str(socket)
+        return native
+
+    async def _map(self, native: Core, session: _Session, model: Model, resident: Resident, attachment_id: str) -> None:
+        """Maps a version that is not mapped. Raises RouseError."""
+        assert resident.segment is not None
+        # What an earlier life, or a call that was cut short, left there has no session of ours.
+        await native.unmap_model(session.version_id)
+        layout = rules.layout_digest(model.artefact.message.layout) if model.artefact.message else ""
+        self._touched.add(session)
+        await native.map_model(
+            session.version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
+            resident.segment.path, layout,
+        )  # fmt: skip
+        self._mappings[session] = _Mapping(attachment_id)
 
     # ---- tapes ----
 
-    async def _load(self, native: Core, session: _Session, model: Model) -> bool:
-        """Gives the executor some of the version's tapes that it does not have yet; whether there are more. Never
-        fails: without tapes instances execute all requests."""
+    def answers(self, model: Model, key: str) -> bool:
+        """Whether the node has tapes for requests of a kind; before they are loaded it is a guess."""
+        if not records(model.version.spec):
+            return False
+        mappings = [self._mappings.get(_Session(device, model.version_id)) for device in self._cores]
+        if any(mapping is not None and key in mapping.tapes.values() for mapping in mappings):
+            return True
+        found = self._shelf.tapes(model.version, model.artefact) if self.enabled else []
+        return any(answers.key == key for _, answers, _ in found)
+
+    def mapped_with(self, resident: Resident, key: str) -> bool:
+        """Whether the resident's device has tapes loaded for requests of a kind."""
+        mapping = self._mappings.get(_Session(resident.device.name, resident.model.version_id))
+        return mapping is not None and key in mapping.tapes.values()
+
+    async def map_tapes(self, model: Model, resident: Resident, key: str) -> None:
+        """Maps the version's weights, unless they are, and loads the tapes for requests of a kind. Raises RouseError:
+        Unavailable NO_TAPE where none of them can be loaded."""
+        native, session = self._native(model, resident), _Session(resident.device.name, model.version_id)
+        async with self._locks.holding(f"{session.device}/{session.version_id}"):
+            if session not in self._mappings:
+                await self._map(native, session, model, resident, uuid.uuid4().hex)
+            more = key not in self._mappings[session].keys and await self._load(native, session, model, key)
+            loaded = key in self._mappings[session].keys
+        if more:
+            self._load_the_others(session, model)
+        if not loaded:
+            raise Unavailable("NO_TAPE", f"device {session.device} has loaded none for {key}")
+
+    def _load_the_others(self, session: _Session, model: Model) -> None:
+        self._background.start(self.refresh_tapes(model), f"tapes of {session.version_id} on {session.device}")
+
+    async def _load(self, native: Core, session: _Session, model: Model, first: str = "") -> bool:
+        """Gives the executor some of the version's tapes that it does not have yet, those for requests of the kind
+        `first` before others; whether there are more. Never fails: without tapes instances execute all requests."""
         mapping = self._mappings[session]
         new = [tape for tape in self._shelf.tapes(model.version, model.artefact) if tape[0] not in mapping.tapes]
+        new.sort(key=lambda tape: tape[1].key != first)
         for name, answers, path in new[:AT_ONCE]:
             mapping.tapes[name] = None
             inputs = [core.TapeTensor(name=x.name, datatype=x.datatype, shape=x.shape) for x in answers.inputs]
@@ -150,8 +204,7 @@ class Sessions:
         mapping = self._mappings.get(_Session(lease.device_name, lease.model.version_id))
         if mapping is None:
             return None
-        keys = {key for key in mapping.tapes.values() if key is not None}
-        number = lease.lease_id.rpartition("/")[2]
+        keys, number = mapping.keys, lease.lease_id.rpartition("/")[2]
         link, lease_id = self._cores[lease.device_name].link, f"{mapping.attachment_id}/{number}"
         return TapeAccess(link=link, lease_id=lease_id, keys=sorted(keys)) if keys else None
 
@@ -164,8 +217,8 @@ class Sessions:
     # ---- ending ----
 
     async def close(self, instance_id: str) -> None:
-        """Ends an instance's session, and unmaps its version where that was the last one. Never fails: what cannot be
-        asked for is gone with the executor."""
+        """Ends an instance's session, and unmaps its version where that was the last one and it has no tapes. Never
+        fails: what cannot be asked for is gone with the executor."""
         session = self._open.get(instance_id)
         if session is None:
             return
@@ -175,13 +228,35 @@ class Sessions:
                 return
             try:
                 await native.close_session(instance_id)
-                if not self._mapped(session.device, session.version_id):
-                    self._mappings.pop(session, None)
-                    await native.unmap_model(session.version_id)
+                mapping = self._mappings.get(session)
+                if not self._has_sessions(session) and (mapping is None or not mapping.keys):
+                    await self._unmap(session)
             except RouseError as error:
                 LOG.warning(
                     "session not closed instance=%s device=%s reason=%s", instance_id, session.device, error
                 )  # fmt: skip
+
+    async def unmap(self, resident: Resident, *, unless_open: bool = False) -> None:
+        """Unmaps a version, after what is being replayed. Never fails.
+
+        Args:
+            unless_open: leaves it alone while an instance has a session.
+        """
+        session = _Session(resident.device.name, resident.model.version_id)
+        async with self._locks.holding(f"{session.device}/{session.version_id}"):
+            if session not in self._touched or (unless_open and self._has_sessions(session)):
+                return
+            try:
+                await self._unmap(session)
+            except RouseError as error:
+                LOG.warning(
+                    "not unmapped function=%s device=%s reason=%s", resident.model.function, session.device, error
+                )
+
+    async def _unmap(self, session: _Session) -> None:
+        self._mappings.pop(session, None)
+        await self._cores[session.device].unmap_model(session.version_id)
+        self._touched.discard(session)
 
     def lost(self, device: str) -> list[str]:
         """A device's executor ended: its sessions are over. The instances that had one."""
@@ -190,10 +265,11 @@ class Sessions:
             del self._open[instance_id]
         for session in [s for s in self._mappings if s.device == device]:
             del self._mappings[session]
+        self._touched = {session for session in self._touched if session.device != device}
         return gone
 
-    def _mapped(self, device: str, version_id: str) -> bool:
-        return _Session(device, version_id) in self._open.values()
+    def _has_sessions(self, session: _Session) -> bool:
+        return session in self._open.values()
 
 
 def records(spec: FunctionSpec) -> bool:

@@ -83,6 +83,7 @@ class Swapper:
         started = self._clock.monotonic()
         while holders := self._pool.holders(resident):
             await asyncio.wait([self._attachments.settle(executor) for executor in holders])
+        await self._attachments.unmap(resident)
         segment = resident.segment
         assert segment is not None
         await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
@@ -292,6 +293,7 @@ class Swapper:
         device, segment = resident.device, resident.segment
         while holders := self._pool.holders(resident):
             await asyncio.wait([self._attachments.settle(executor) for executor in holders])
+        await self._attachments.unmap(resident)
         if segment is not None:
             await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
             resident.segment = None

@@ -140,7 +140,7 @@ class Pool:
         counts: dict[str, int] = {}
         for executor in free:
             counts[executor.version_id] = counts.get(executor.version_id, 0) + 1
-        waiters = self.shares.order(self.waiting.heads(counts))
+        waiters = self.shares.order(self.waiting.heads(counts, len(self.devices)))
         residents = [r for d in self.devices.values() for r in d.residents.values()]
         served = {e.version_id for e in self.executors.values() if e.alive and not e.condemned}
         versions = {w.version_id for w in waiters} | {r.model.version_id for r in residents} | set(bring)
@@ -172,7 +172,8 @@ class Pool:
                 if e.version_id in versions
             ),
             waiters=tuple(
-                scheduling.Waiter(w.ticket, w.version_id, w.arrived, w.deadline, w.instance_id) for w in waiters
+                scheduling.Waiter(w.ticket, w.version_id, w.arrived, w.deadline, w.instance_id, bool(w.tape_key))
+                for w in waiters
             ),
             bring=bring,
             largest=self._largest(),

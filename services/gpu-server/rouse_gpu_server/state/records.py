@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -275,6 +276,16 @@ class Executor:
     @property
     def alive(self) -> bool:
         return self.phase is not Phase.GONE
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether there is a process; a device that answers by tapes has none."""
+        return bool(self.instance_id)
+
+
+def device_itself(version_id: str) -> Executor:
+    """The executor of one lease under which only tapes answer; in no list of executors."""
+    return Executor("", version_id, "", 0, phase=Phase.ATTACHED, attachment_id=f"tapes-{uuid.uuid4().hex}")
 
 
 @dataclass(eq=False)

@@ -9,6 +9,9 @@ from itertools import islice
 
 from rouse_gpu_server.state.records import Lease
 
+# In place of an instance, of those that the device itself answers.
+TAPES = "\0tapes"
+
 
 @dataclass(eq=False)
 class Waiter:
@@ -20,6 +23,8 @@ class Waiter:
         arrived_at: seconds since 1970, for traces.
         hold_until: when its lease ends by itself.
         instance_id: the only instance that will do; empty: any.
+    tape_key: what its tapes have in common (rouse_contracts.tapes.key): the device answers it without an instance;
+        empty: an instance has to.
         swaps_before: swaps of its model that had ended when it came.
         tenant, weight: whose it is, and its share of contended devices.
         reason: why it was granted what it was granted.
@@ -37,21 +42,27 @@ class Waiter:
     outcome: asyncio.Future[Lease]
     hold_until: float
     instance_id: str = ""
+    tape_key: str = ""
     swaps_before: int = 0
     tenant: str = ""
     weight: int = 1
     reason: str = ""
 
+    @property
+    def by(self) -> str:
+        """What will do for it: an instance, TAPES, or empty for any instance."""
+        return TAPES if self.tape_key else self.instance_id
+
 
 class WaitingList:
-    """First come, first served within a version, and for an instance among those that want no other one; tickets
-    order them over all versions."""
+    """First come, first served within a version among those for which the same will do; tickets order them over all
+    versions."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._tickets = 0
         self._by_ticket: dict[int, Waiter] = {}
-        # By version, then by the only instance that will do. Dictionaries keep the order and remove in constant time.
+        # By version, then by what will do. Dictionaries keep the order and remove in constant time.
         self._by_version: dict[str, dict[str, dict[int, Waiter]]] = {}
 
     def __len__(self) -> int:
@@ -67,23 +78,23 @@ class WaitingList:
 
     def add(self, waiter: Waiter) -> None:
         self._by_ticket[waiter.ticket] = waiter
-        self._by_version.setdefault(waiter.version_id, {}).setdefault(waiter.instance_id, {})[waiter.ticket] = waiter
+        self._by_version.setdefault(waiter.version_id, {}).setdefault(waiter.by, {})[waiter.ticket] = waiter
 
     def put_back(self, waiter: Waiter) -> None:
         """Returns a waiter whose grant came to nothing to its old place."""
         self.add(waiter)
         same = self._by_version[waiter.version_id]
-        same[waiter.instance_id] = dict(sorted(same[waiter.instance_id].items()))
+        same[waiter.by] = dict(sorted(same[waiter.by].items()))
 
     def remove(self, waiter: Waiter) -> None:
         """Removing what is not there is no error."""
         if self._by_ticket.pop(waiter.ticket, None) is None:
             return
         version = self._by_version[waiter.version_id]
-        same = version[waiter.instance_id]
+        same = version[waiter.by]
         del same[waiter.ticket]
         if not same:
-            del version[waiter.instance_id]
+            del version[waiter.by]
         if not version:
             del self._by_version[waiter.version_id]
 
@@ -105,15 +116,27 @@ class WaitingList:
     def bound(self, version_id: str) -> list[Waiter]:
         """A version's waiters for which only one instance will do."""
         instances = self._by_version.get(version_id, {})
-        return [waiter for instance, waiters in instances.items() if instance for waiter in waiters.values()]
+        return [w for by, waiters in instances.items() if by not in ("", TAPES) for w in waiters.values()]
 
-    def heads(self, counts: dict[str, int]) -> list[Waiter]:
-        """Of each version its oldest waiters, one more than `counts` says, and of those for one instance the
-        oldest; in the order of tickets."""
+    def needing_instances(self, version_id: str) -> list[Waiter]:
+        """A version's waiters that an instance has to answer."""
+        instances = self._by_version.get(version_id, {})
+        return [w for by, waiters in instances.items() if by != TAPES for w in waiters.values()]
+
+    def heads(self, counts: dict[str, int], devices: int) -> list[Waiter]:
+        """Of each version its oldest waiters, one more than `counts` says, of those for one instance the oldest, and
+        of those that tapes answer one more than there are devices; in the order of tickets."""
         chosen = [
             waiter
             for version, instances in self._by_version.items()
-            for instance, waiters in instances.items()
-            for waiter in islice(waiters.values(), 1 if instance else counts.get(version, 0) + 1)
+            for by, waiters in instances.items()
+            for waiter in islice(waiters.values(), _at_most(by, counts.get(version, 0), devices))
         ]
         return sorted(chosen, key=lambda w: w.ticket)
+
+
+def _at_most(by: str, instances: int, devices: int) -> int:
+    """How many of those who wait for the same can be served at once, and one more."""
+    if by == TAPES:
+        return devices + 1
+    return 1 if by else instances + 1

@@ -47,7 +47,8 @@ class Tapes:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to have requests of a version executed, until monotonic second `until`."""
+    """The right to have requests of a version executed, until monotonic second `until`. Without an executor's address
+    tapes answer, or nobody."""
 
     version_id: str
     lease_id: str
@@ -98,9 +99,11 @@ class Devices:
         instance_id: str = "",
         tenant: str = "",
         weight: int = 1,
+        tape_key: str = "",
     ) -> Lease:
         """Waits `timeout_s` at most for a device that holds the version; the lease may be kept for `hold_s`
-        from now on. With an instance only that one will do. It counts towards the tenant's share of the devices.
+        from now on. With an instance only that one will do; with the key of tapes one of those,
+        and no instance. It counts towards the tenant's share of the devices.
 
         Raises what DeviceService.Acquire documents; Unavailable GPU_SERVER_AWAY where nobody answers,
         GPU_SERVER_LOST where it went away meanwhile. However this ends, cancellation included, a lease that
@@ -117,6 +120,7 @@ class Devices:
             instance_id=instance_id,
             tenant=tenant,
             tenant_weight=weight,
+            tape_key=tape_key,
         )
         try:
             granted = contract.AcquireResponse.FromString(await self._ask(request.SerializeToString(), timeout_s))
