@@ -9,8 +9,8 @@ import numpy as np
 
 import rouse
 from rouse_common.link import Links
-from rouse_contracts.core import CoreModel
-from rouse_native.executor import ExecutorClient
+from rouse_contracts import core
+from rouse_testkit.links import ask
 from rouse_testkit.mesh import Mesh
 from rouse_testkit.models import linear_weight, write_linear
 
@@ -19,18 +19,19 @@ LIMIT_S = 60.0
 EXECUTORS = {"gpu-server": {"executors": "true"}, "cluster-manager": {"executors": "true"}}
 
 
-def models(mesh: Mesh) -> list[CoreModel]:
+def models(mesh: Mesh) -> list[core.CoreModel]:
     """What the executor of the mesh's only device has, and which tapes it replayed how often."""
 
-    async def ask() -> list[CoreModel]:
+    async def described() -> list[core.CoreModel]:
         links = Links(1 << 20)
         try:
             (socket,) = mesh.info.folders.memory.rglob("executor-*.sock")
-            return list((await ExecutorClient(links, f"unix:{socket}").describe(LIMIT_S)).models)
+            address, request = f"unix:{socket}", core.DescribeRequest()
+            return list((await ask(links, address, core.DESCRIBE, request, core.DescribeResponse, LIMIT_S)).models)
         finally:
             await links.close()
 
-    return asyncio.run(ask())
+    return asyncio.run(described())
 
 
 def replays(mesh: Mesh) -> int:
