@@ -115,3 +115,45 @@ def test_without_executors_a_redirected_function_is_refused(mesh: Mesh, tmp_path
     with pytest.raises(rouse.Unimplemented) as caught:
         mesh.client().deploy(tmp_path / "f")
     assert caught.value.reason == "EXECUTION_UNAVAILABLE"
+
+
+def executors(mesh: Mesh) -> set[int]:
+    """Process ids of the executors that live."""
+    children = psutil.Process(mesh.services["gpu-server@node0"]).children(recursive=True)
+    return {child.pid for child in children if child.name() == "rouse-executor"}
+
+
+def test_isolated_functions_have_executors_of_their_own(native_mesh: Mesh, tmp_path: Path) -> None:
+    client, shared = native_mesh.client(), executors(native_mesh)
+    x = np.random.default_rng(1).random((2, SIZE), dtype=np.float32)
+    own: dict[str, int] = {}
+    want = {}
+    for seed, name in enumerate(("alone", "apart")):
+        folder = write_linear(tmp_path / name, name, SIZE, seed)
+        client.deploy(folder, name=f"{name}-plain")
+        want[name] = client.infer(f"{name}-plain", {"x": x}, timeout=60)["y"]
+        manifest = folder / "rouse.toml"
+        manifest.write_text(f'execution = "rouse"\nisolation = "isolated"\n{manifest.read_text()}')
+        client.deploy(folder)
+        np.testing.assert_array_equal(client.infer(name, {"x": x}, timeout=60)["y"], want[name])
+        (own[name],) = executors(native_mesh) - shared - set(own.values())
+    os.kill(own["alone"], signal.SIGKILL)
+    np.testing.assert_array_equal(client.infer("apart", {"x": x}, timeout=60)["y"], want["apart"])
+    assert own["apart"] in executors(native_mesh)
+    assert shared < executors(native_mesh)
+    # Killed between two requests: nothing was lost, the next one finds a new executor.
+    native_mesh.wait_until(
+        lambda: answers(client, "alone", x, want["alone"]), "the killed one's function answers again"
+    )
+    client.delete("apart")
+    native_mesh.wait_until(lambda: own["apart"] not in executors(native_mesh), "its executor is gone with its function")
+    for name in ("alone", "alone-plain", "apart-plain"):
+        client.delete(name)
+    native_mesh.wait_until(lambda: executors(native_mesh) == shared, "nothing but the devices' executors is left")
+
+
+def answers(client: rouse.Client, name: str, x: np.ndarray, want: np.ndarray) -> bool:
+    try:
+        return bool(np.array_equal(client.infer(name, {"x": x}, timeout=60)["y"], want))
+    except rouse.Unavailable:
+        return False

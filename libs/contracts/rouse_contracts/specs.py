@@ -67,6 +67,11 @@ def is_redirected(spec: functions.FunctionSpec) -> bool:
     return spec.execution == functions.EXECUTION_ROUSE
 
 
+def is_isolated(spec: functions.FunctionSpec) -> bool:
+    """Whether the function has executors of its own."""
+    return spec.isolation == functions.EXECUTOR_ISOLATION_ISOLATED
+
+
 def uses_tapes(spec: functions.FunctionSpec) -> bool:
     """Whether requests may be recorded and replayed: so it is unless the spec says otherwise."""
     return not spec.HasField("tapes") or spec.tapes
@@ -116,7 +121,7 @@ def _check_execution(spec: functions.FunctionSpec) -> None:
             )
     if is_redirected(spec):
         return
-    if spec.isolation == functions.EXECUTOR_ISOLATION_ISOLATED:
+    if is_isolated(spec):
         raise SpecError(
             "isolation", "is 'isolated', but in plain execution there is no executor; say execution = 'rouse'"
         )

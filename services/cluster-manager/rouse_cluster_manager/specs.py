@@ -73,13 +73,6 @@ def check_execution(spec: functions.FunctionSpec, executors: bool) -> None:
     Args:
         executors: whether the nodes have native executors.
     """
-    if spec.isolation == functions.EXECUTOR_ISOLATION_ISOLATED:
-        raise Unimplemented(
-            "EXECUTION_UNAVAILABLE",
-            f"function '{spec.name}' asks for isolation = 'isolated', an executor of its own, which nodes do not start "
-            "yet; say isolation = 'sharing'",
-            function=spec.name,
-        )
     if is_redirected(spec) and not executors:
         raise Unimplemented(
             "EXECUTION_UNAVAILABLE",

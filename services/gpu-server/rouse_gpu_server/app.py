@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -181,8 +181,7 @@ class GpuServer:
             self._log.write if self._log is not None else None,
         )  # fmt: skip
         background.start(tiers.run(), "tiers")
-        async with self._cores(attachments.core_lost) as native:
-            sessions.start(native)
+        async with self._cores(sessions, background, attachments.core_lost):
             await link.start()
             await server.start()
             await server.set_serving(True)
@@ -191,11 +190,17 @@ class GpuServer:
             background.stop()
 
     @contextlib.asynccontextmanager
-    async def _cores(self, on_lost: Callable[[str, str], None]) -> AsyncIterator[Mapping[str, cores.Core]]:
-        """The native executors of the devices, by name; none unless they are asked for."""
+    async def _cores(
+        self, sessions: Sessions, background: Background, on_lost: Callable[[str, str, str], None]
+    ) -> AsyncIterator[None]:
+        """The native executors of the devices, which sessions are told of; none unless they are asked for.
+
+        Args:
+            on_lost: called with device, reason and, where it was an isolated version's own, the version.
+        """
         config = self._config
         if not config.executors:
-            yield {}
+            yield
             return
         cores.check_built()
         settings = {
@@ -204,8 +209,17 @@ class GpuServer:
         }
         links = Links(config.max_message_mib << 20)
         try:
-            async with cores.running(settings, links, config.attach_limit_s, on_lost) as started:
-                yield started
+            own = cores.OwnCores(
+                settings, links, config.attach_limit_s, background,
+                lambda device, version_id, reason: on_lost(device, reason, version_id),
+            )  # fmt: skip
+
+            def shared_lost(device: str, reason: str) -> None:
+                on_lost(device, reason, "")
+
+            async with cores.running(settings, links, config.attach_limit_s, shared_lost) as started:
+                sessions.start(started, own)
+                yield
         finally:
             await links.close()
 

@@ -79,9 +79,8 @@ def test_redirected_functions_share_an_executor_unless_they_say_otherwise() -> N
     assert caught.value.reason == "EXECUTION_UNAVAILABLE"
     specs.check_execution(full, executors=True)
     full.isolation = pb.EXECUTOR_ISOLATION_ISOLATED
-    with pytest.raises(Unimplemented, match="an executor of its own"):
-        specs.check_execution(full, executors=True)
-    specs.check_execution(specs.effective(python_spec(), PYTHON), executors=False)
+    assert specs.effective(full, PYTHON) == full
+    specs.check_execution(full, executors=True)
 
 
 def test_a_pinned_function_keeps_an_instance() -> None:

@@ -72,6 +72,16 @@ class Instance:
         self.mapped, self.path, self.attachment, self.works_on = None, None, "", ""
 
 
+class NobodyIsolated:
+    """Executors that isolated versions have for themselves: there are no such versions here."""
+
+    def start(self, device: str, version_id: str) -> CoreDouble:
+        raise AssertionError(f"{version_id} is not isolated")
+
+    async def end(self, device: str, version_id: str) -> None:
+        raise AssertionError(f"{version_id} is not isolated")
+
+
 class Neighbours:
     """Executors, coordinator and repository; `fail` names calls that fail once when they come next."""
 
@@ -251,7 +261,7 @@ class Bench:
         await self.stager.recover()
         shelf = TapedShelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
         sessions = Sessions(self.folder, shelf, background)
-        sessions.start(self.cores)
+        sessions.start(self.cores, NobodyIsolated())
         self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)
         self.swapper = Swapper(
             pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0],

@@ -10,7 +10,13 @@ import pytest
 
 from rouse_common.errors import FailedPrecondition, Unavailable, Unimplemented
 from rouse_contracts import core, tapes
-from rouse_contracts.functions import AddressRange, Execution, FunctionSpec, FunctionVersion
+from rouse_contracts.functions import (
+    EXECUTOR_ISOLATION_ISOLATED,
+    AddressRange,
+    Execution,
+    FunctionSpec,
+    FunctionVersion,
+)
 from rouse_gpu_server.backends import Segment
 from rouse_gpu_server.logic.sessions import AT_ONCE, Sessions
 
@@ -52,6 +58,22 @@ class CoreDouble:
         if "bad" in tape.path:
             raise FailedPrecondition("TAPE_MISMATCH", "of another layout")
         self._note("load", tape.path)
+
+
+class OwnDouble:
+    """Executors that isolated versions were given, by device and version."""
+
+    def __init__(self) -> None:
+        self.cores: dict[tuple[str, str], CoreDouble] = {}
+
+    def start(self, device: str, version_id: str) -> CoreDouble:
+        assert (device, version_id) not in self.cores
+        core = self.cores[device, version_id] = CoreDouble()
+        core.link = f"unix:own-{len(self.cores)}"
+        return core
+
+    async def end(self, device: str, version_id: str) -> None:
+        del self.cores[device, version_id]
 
 
 class ShelfDouble:
@@ -109,7 +131,7 @@ RESIDENT: Any = Thing(device=Thing(name="d0"), segment=Segment(Path("image"), 5)
 async def test_a_version_is_mapped_once_and_unmapped_with_its_last_session(tmp_path: Path) -> None:
     native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     first = await sessions.open(instance("i1"), model(), RESIDENT, "a1")
     second = await sessions.open(instance("i2"), model(), RESIDENT, "a2")
     assert first != second
@@ -125,7 +147,7 @@ async def test_a_version_is_mapped_once_and_unmapped_with_its_last_session(tmp_p
 async def test_sessions_of_an_executor_that_ended_are_over(tmp_path: Path) -> None:
     native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     await sessions.open(instance("i1"), model(), RESIDENT, "a1")
     assert sessions.lost("other") == []
     assert sessions.lost("d0") == ["i1"]
@@ -139,7 +161,7 @@ async def test_sessions_of_an_executor_that_ended_are_over(tmp_path: Path) -> No
 async def test_what_cannot_be_closed_is_forgotten_all_the_same(tmp_path: Path) -> None:
     native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     await sessions.open(instance("i1"), model(), RESIDENT, "a1")
     native.failure = Unavailable("LINK_LOST", "it is gone")
     await sessions.close("i1")
@@ -166,7 +188,7 @@ def lease(version: Any) -> Any:
 async def test_a_mapped_version_gets_the_node_s_tapes_and_new_ones(tmp_path: Path) -> None:
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X, bad="x:FP32:9;>y;#0"), model()
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     assert sessions.access(lease(one)) is None
     await sessions.open(instance("i1"), one, RESIDENT, "a1")
     assert native.recording
@@ -196,7 +218,7 @@ async def test_without_an_instance_a_version_is_mapped_for_the_tapes_that_are_as
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, **names, bad="x:FP32:99;>y;#0"), model()
     key, wanted = f"x:FP32:{2 * AT_ONCE};", f"t{2 * AT_ONCE - 1}"
     assert not sessions.answers(one, key), "there is no executor"
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     assert sessions.answers(one, key)
     assert not sessions.answers(one, "x:FP32:1000;")
     assert not sessions.mapped_with(RESIDENT, key)
@@ -219,7 +241,7 @@ async def test_without_an_instance_a_version_is_mapped_for_the_tapes_that_are_as
 async def test_what_was_given_up_is_unmapped_unless_an_instance_computes_there(tmp_path: Path) -> None:
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X), model()
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     await sessions.map_tapes(one, RESIDENT, "x:FP32:2,3;")
     await sessions.open(instance("i1"), one, RESIDENT, "a1")
     assert [what for what, _ in native.calls].count("map") == 1
@@ -237,7 +259,7 @@ async def test_an_attachment_waits_for_a_few_tapes_only(tmp_path: Path) -> None:
     names = {f"t{i}": f"x:FP32:{i + 1};>y;#0" for i in range(3 * AT_ONCE)}
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, **names), model()
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     await sessions.open(instance("i1"), one, RESIDENT, "a1")
     assert [what for what, _ in native.calls].count("load") == AT_ONCE
     await BACKGROUND.started.pop()
@@ -252,7 +274,7 @@ async def test_an_attachment_waits_for_a_few_tapes_only(tmp_path: Path) -> None:
 async def test_tapes_of_an_executor_that_ended_are_loaded_anew(tmp_path: Path) -> None:
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X), model()
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     await sessions.open(instance("i1"), one, RESIDENT, "a1")
     sessions.lost("d0")
     assert sessions.access(lease(one)) is None
@@ -265,6 +287,58 @@ async def test_what_the_manifest_keeps_from_tapes_is_not_recorded(tmp_path: Path
     native, sessions, one = CoreDouble(), sessions_of(tmp_path), model()
     one.version.spec.tapes = False
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     await sessions.open(instance("i1"), one, RESIDENT, "a1")
     assert not native.recording
+
+
+def isolated(version_id: str) -> Any:
+    made = model()
+    made.version.version_id = made.version_id = version_id
+    made.version.spec.isolation = EXECUTOR_ISOLATION_ISOLATED
+    return made
+
+
+async def test_an_isolated_version_has_an_executor_of_its_own_while_it_is_mapped(tmp_path: Path) -> None:
+    shared, own, sessions = CoreDouble(), OwnDouble(), sessions_of(tmp_path, first=X)
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": shared}, own)
+    one, other = isolated("one"), isolated("other")
+    where: Any = {
+        each: Thing(device=Thing(name="d0"), segment=Segment(Path("i"), 5), model=each) for each in (one, other)
+    }
+    await sessions.open(instance("i1"), one, where[one], "a1")
+    await sessions.map_tapes(other, where[other], "x:FP32:2,3;")
+    mine = own.cores["d0", "one"]
+    assert [what for what, _ in mine.calls] == ["map", "load", "open"]
+    assert [what for what, _ in own.cores["d0", "other"].calls] == ["map", "load"]
+    access = sessions.access(lease(one))
+    assert access is not None
+    assert access.link == mine.link
+    # The death of the shared one, or of another's, is none of its own.
+    assert sessions.lost("d0") == []
+    assert sessions.lost("d0", "other") == []
+    assert not sessions.mapped_with(where[other], "x:FP32:2,3;")
+    assert sessions.mapped_with(where[one], "x:FP32:2,3;")
+    assert sessions.lost("d0", "one") == ["i1"]
+    await sessions.open(instance("i1"), one, where[one], "a2")
+    assert own.cores["d0", "one"] is mine
+    await sessions.close("i1")
+    for each in (one, other):
+        await sessions.unmap(where[each])
+    assert not own.cores
+    assert shared.calls == []
+
+
+async def test_an_executor_of_its_own_ends_even_where_nothing_could_be_mapped(tmp_path: Path) -> None:
+    own, sessions, one = OwnDouble(), sessions_of(tmp_path), isolated("one")
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": CoreDouble()}, own)
+    resident: Any = Thing(device=Thing(name="d0"), segment=Segment(Path("i"), 5), model=one)
+    core = own.start("d0", "one")
+    core.failure = Unavailable("EXECUTOR_DOWN", "it does not start")
+    own.start = lambda device, version_id: core  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await sessions.open(instance("i1"), one, resident, "a1")
+    await sessions.unmap(resident)
+    assert not own.cores

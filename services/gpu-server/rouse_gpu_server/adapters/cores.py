@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from rouse_common.config import ConfigError
 from rouse_common.link import Links
 from rouse_contracts import core
+from rouse_gpu_server.logic.work import Background
 from rouse_native.executor import ExecutorProcess, ExecutorSettings
 
 START_S = 30.0
@@ -74,6 +78,54 @@ class NativeCore:
 
     async def load_tape(self, version_id: str, tape: core.TapeFile) -> None:
         await self._process.client.load_tapes(version_id, [tape], self._limit_s)
+
+
+class OwnCores:
+    """Executors that isolated versions have for themselves, each as long as it is wanted.
+
+    Args:
+        shared: settings of the devices' executors, by name.
+        limit_s: how long a call may take.
+        on_lost: called with device, version and reason when one ended without being asked to; it is started again.
+    """
+
+    def __init__(
+        self,
+        shared: Mapping[str, ExecutorSettings],
+        links: Links,
+        limit_s: float,
+        background: Background,
+        on_lost: Callable[[str, str, str], None],
+    ) -> None:
+        self._shared, self._links, self._limit_s = shared, links, limit_s
+        self._background, self._on_lost = background, on_lost
+        self._running: dict[tuple[str, str], tuple[asyncio.Event, asyncio.Task[None]]] = {}
+
+    def start(self, device: str, version_id: str) -> Core:
+        """An executor of the version on the device, which begins to start."""
+        shared = self._shared[device]
+        folder = shared.folder / f"own-{hashlib.sha256(version_id.encode()).hexdigest()[:16]}"
+        folder.mkdir(mode=0o711, exist_ok=True)
+        process = ExecutorProcess(
+            replace(shared, folder=folder),
+            self._links,
+            on_lost=lambda reason: self._on_lost(device, version_id, reason),
+        )
+        stop = asyncio.Event()
+        task = self._background.start(_until(stop, process), f"executor of {version_id} on {device}")
+        self._running[device, version_id] = stop, task
+        return NativeCore(process, self._limit_s)
+
+    async def end(self, device: str, version_id: str) -> None:
+        """Stops it and waits until it is gone."""
+        stop, task = self._running.pop((device, version_id))
+        stop.set()
+        await asyncio.wait([task])
+
+
+async def _until(stop: asyncio.Event, process: ExecutorProcess) -> None:
+    async with process.running():
+        await stop.wait()
 
 
 def settings(name: str, number: int, memory: Path, capacity_bytes: int, threads: int) -> ExecutorSettings:

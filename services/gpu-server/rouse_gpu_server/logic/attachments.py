@@ -177,9 +177,10 @@ class Attachments:
         except TimeoutError:
             self.notice_if_gone(executor)
 
-    def core_lost(self, device: str, reason: str) -> None:
-        """A device's native executor ended: the instances that computed through it are detached, and start anew."""
-        for instance_id in self._sessions.lost(device):
+    def core_lost(self, device: str, reason: str, version_id: str = "") -> None:
+        """A device's native executor ended, or an isolated version's: the instances that computed through it are
+        detached, and start anew."""
+        for instance_id in self._sessions.lost(device, version_id):
             executor = self._pool.executors.get(instance_id)
             if executor is not None and executor.alive:
                 LOG.warning("session lost instance=%s device=%s reason=%s", instance_id, device, reason)

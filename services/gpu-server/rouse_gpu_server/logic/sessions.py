@@ -3,6 +3,8 @@
 A version is mapped in an executor while one of its instances has a session there, and with tapes as long as it stays on
 the device: those answer without an instance. Its segment stays what it is for plain execution, the device's copy of the
 weights, and is where the executor takes them from.
+
+Isolated versions have an executor of their own on each device where they are mapped, until they are unmapped there.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from rouse_common.errors import RouseError, Unavailable, Unimplemented
 from rouse_common.locks import KeyedLocks
@@ -35,10 +38,19 @@ AT_ONCE = 8
 
 @dataclass(frozen=True)
 class _Session:
-    """An instance's session: where it is, and of which version."""
+    """An instance's session: where it is, and of which version; `own`: in an executor of the version's own."""
 
     device: str
     version_id: str
+    own: bool = False
+
+
+class Own(Protocol):
+    """Executors of isolated versions: see rouse_gpu_server.adapters.cores."""
+
+    def start(self, device: str, version_id: str) -> Core: ...
+
+    async def end(self, device: str, version_id: str) -> None: ...
 
 
 @dataclass
@@ -68,6 +80,9 @@ class Sessions:
     def __init__(self, memory: Path, shelf: Shelf, background: Background) -> None:
         self._folder, self._shelf, self._background = memory / SOCKETS, shelf, background
         self._cores: Mapping[str, Core] = {}
+        self._own: Own
+        # Executors of isolated versions.
+        self._owned: dict[_Session, Core] = {}
         self._open: dict[str, _Session] = {}
         self._mappings: dict[_Session, _Mapping] = {}
         # What executors may have mapped, also where nobody heard that they have.
@@ -75,9 +90,9 @@ class Sessions:
         # One at a time a version and device: mapping and unmapping must not meet.
         self._locks = KeyedLocks()
 
-    def start(self, cores: Mapping[str, Core]) -> None:
-        """There are executors from now on, by device."""
-        self._cores = cores
+    def start(self, cores: Mapping[str, Core], own: Own) -> None:
+        """There are executors from now on: by device, and those that isolated versions are given."""
+        self._cores, self._own = cores, own
 
     @property
     def enabled(self) -> bool:
@@ -97,10 +112,10 @@ class Sessions:
     async def open(self, executor: Executor, model: Model, resident: Resident, attachment_id: str) -> str:
         """Maps the version's weights, unless they are, and opens a session; its socket's path. Raises RouseError."""
         device, version_id = resident.device.name, model.version_id
-        native = self._native(model, resident)
         socket = self.folder(version_id) / _short(executor.instance_id)
-        session = _Session(device, version_id)
+        session = _session(device, model)
         async with self._locks.holding(f"{device}/{version_id}"):
+            native = self._native(session, model, resident)
             if session not in self._mappings:
                 await self._map(native, session, model, resident, attachment_id)
                 if await self._load(native, session, model):
@@ -112,9 +127,9 @@ class Sessions:
             )  # fmt: skip
         return str(socket)
 
-    def _native(self, model: Model, resident: Resident) -> Core:
-        """The executor of the resident's device. Raises Unimplemented EXECUTION_UNAVAILABLE."""
-        device = resident.device.name
+    def _native(self, session: _Session, model: Model, resident: Resident) -> Core:
+        """The executor that the version uses there; its own is started. Raises Unimplemented EXECUTION_UNAVAILABLE."""
+        device = session.device
         native = self._cores.get(device)
         if native is None or resident.segment is None:
             raise Unimplemented(
@@ -123,13 +138,23 @@ class Sessions:
                 "gpu-server with --executors",
                 function=model.function,
             )
-        return native
+        if not session.own:
+            return native
+        if session not in self._owned:
+            self._owned[session] = self._own.start(device, session.version_id)
+            self._touched.add(session)
+        return self._owned[session]
+
+    def _core(self, session: _Session) -> Core:
+        """The executor that a version is mapped in."""
+        return self._owned[session] if session.own else self._cores[session.device]
 
     async def _map(self, native: Core, session: _Session, model: Model, resident: Resident, attachment_id: str) -> None:
         """Maps a version that is not mapped. Raises RouseError."""
         assert resident.segment is not None
-        # What an earlier life, or a call that was cut short, left there has no session of ours.
-        await native.unmap_model(session.version_id)
+        if not session.own:
+            # What an earlier life, or a call that was cut short, left there has no session of ours.
+            await native.unmap_model(session.version_id)
         layout = rules.layout_digest(model.artefact.message.layout) if model.artefact.message else ""
         self._touched.add(session)
         await native.map_model(
@@ -144,7 +169,7 @@ class Sessions:
         """Whether the node has tapes for requests of a kind; before they are loaded it is a guess."""
         if not records(model.version.spec):
             return False
-        mappings = [self._mappings.get(_Session(device, model.version_id)) for device in self._cores]
+        mappings = [self._mappings.get(_session(device, model)) for device in self._cores]
         if any(mapping is not None and key in mapping.tapes.values() for mapping in mappings):
             return True
         found = self._shelf.tapes(model.version, model.artefact) if self.enabled else []
@@ -152,14 +177,15 @@ class Sessions:
 
     def mapped_with(self, resident: Resident, key: str) -> bool:
         """Whether the resident's device has tapes loaded for requests of a kind."""
-        mapping = self._mappings.get(_Session(resident.device.name, resident.model.version_id))
+        mapping = self._mappings.get(_session(resident.device.name, resident.model))
         return mapping is not None and key in mapping.tapes.values()
 
     async def map_tapes(self, model: Model, resident: Resident, key: str) -> None:
         """Maps the version's weights, unless they are, and loads the tapes for requests of a kind. Raises RouseError:
         Unavailable NO_TAPE where none of them can be loaded."""
-        native, session = self._native(model, resident), _Session(resident.device.name, model.version_id)
+        session = _session(resident.device.name, model)
         async with self._locks.holding(f"{session.device}/{session.version_id}"):
+            native = self._native(session, model, resident)
             if session not in self._mappings:
                 await self._map(native, session, model, resident, uuid.uuid4().hex)
             more = key not in self._mappings[session].keys and await self._load(native, session, model, key)
@@ -196,23 +222,24 @@ class Sessions:
             while more:
                 # Let go in between: an eviction does not wait for all of them.
                 async with self._locks.holding(f"{session.device}/{session.version_id}"):
-                    native, mapped = self._cores[session.device], session in self._mappings
-                    more = mapped and await self._load(native, session, model)
+                    mapped = session in self._mappings
+                    more = mapped and await self._load(self._core(session), session, model)
 
     def access(self, lease: Lease) -> TapeAccess | None:
         """How requests are answered by tapes under a lease; None where there are none for it."""
-        mapping = self._mappings.get(_Session(lease.device_name, lease.model.version_id))
+        session = _session(lease.device_name, lease.model)
+        mapping = self._mappings.get(session)
         if mapping is None:
             return None
         keys, number = mapping.keys, lease.lease_id.rpartition("/")[2]
-        link, lease_id = self._cores[lease.device_name].link, f"{mapping.attachment_id}/{number}"
+        link, lease_id = self._core(session).link, f"{mapping.attachment_id}/{number}"
         return TapeAccess(link=link, lease_id=lease_id, keys=sorted(keys)) if keys else None
 
     async def save_tapes(self, instance_id: str, folder: Path) -> core.SaveTapesResponse | None:
         """Has the executor write what an instance's session has recorded; None where it has no session. Raises
         RouseError."""
         session = self._open.get(instance_id)
-        return await self._cores[session.device].save_tapes(instance_id, folder) if session is not None else None
+        return await self._core(session).save_tapes(instance_id, folder) if session is not None else None
 
     # ---- ending ----
 
@@ -222,12 +249,11 @@ class Sessions:
         session = self._open.get(instance_id)
         if session is None:
             return
-        native = self._cores[session.device]
         async with self._locks.holding(f"{session.device}/{session.version_id}"):
             if self._open.pop(instance_id, None) is None:
                 return
             try:
-                await native.close_session(instance_id)
+                await self._core(session).close_session(instance_id)
                 mapping = self._mappings.get(session)
                 if not self._has_sessions(session) and (mapping is None or not mapping.keys):
                     await self._unmap(session)
@@ -242,7 +268,7 @@ class Sessions:
         Args:
             unless_open: leaves it alone while an instance has a session.
         """
-        session = _Session(resident.device.name, resident.model.version_id)
+        session = _session(resident.device.name, resident.model)
         async with self._locks.holding(f"{session.device}/{session.version_id}"):
             if session not in self._touched or (unless_open and self._has_sessions(session)):
                 return
@@ -255,17 +281,27 @@ class Sessions:
 
     async def _unmap(self, session: _Session) -> None:
         self._mappings.pop(session, None)
-        await self._cores[session.device].unmap_model(session.version_id)
+        if not session.own:
+            await self._cores[session.device].unmap_model(session.version_id)
+        elif self._owned.pop(session, None) is not None:
+            # All that it has goes with it.
+            await self._own.end(session.device, session.version_id)
         self._touched.discard(session)
 
-    def lost(self, device: str) -> list[str]:
-        """A device's executor ended: its sessions are over. The instances that had one."""
-        gone = [instance_id for instance_id, session in self._open.items() if session.device == device]
+    def lost(self, device: str, version_id: str = "") -> list[str]:
+        """A device's executor ended, or that of an isolated version there: its sessions are over. The instances that
+        had one."""
+
+        def had(session: _Session) -> bool:
+            return session.device == device and (session.version_id if session.own else "") == version_id
+
+        gone = [instance_id for instance_id, session in self._open.items() if had(session)]
         for instance_id in gone:
             del self._open[instance_id]
-        for session in [s for s in self._mappings if s.device == device]:
+        for session in [s for s in self._mappings if had(s)]:
             del self._mappings[session]
-        self._touched = {session for session in self._touched if session.device != device}
+        # An executor of a version's own is there until it is unmapped.
+        self._touched = {session for session in self._touched if session.own or not had(session)}
         return gone
 
     def _has_sessions(self, session: _Session) -> bool:
@@ -275,6 +311,10 @@ class Sessions:
 def records(spec: FunctionSpec) -> bool:
     """Whether a function's requests are recorded."""
     return specs.is_redirected(spec) and specs.uses_tapes(spec) and not spec.decoupled
+
+
+def _session(device: str, model: Model) -> _Session:
+    return _Session(device, model.version_id, specs.is_isolated(model.version.spec))
 
 
 def _short(name: str) -> str:
