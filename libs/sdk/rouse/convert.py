@@ -132,6 +132,8 @@ def residency(message: contract.Residency) -> types.Residency:
         tapes=message.tapes,
         replays=message.replays,
         eager_reason=message.eager_reason,
+        heavy=message.heavy,
+        heaviness=message.heaviness,
     )
 
 

@@ -148,6 +148,9 @@ class Residency:
     tapes: int = 0
     replays: int = 0
     eager_reason: str = ""
+    # Whether bringing the weights to the device, or to any, slows a request down much, and what was measured.
+    heavy: bool = False
+    heaviness: str = ""
 
 
 @dataclass(frozen=True)

@@ -277,6 +277,9 @@ class Placement(Base):
     replays: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     # Why requests were not recorded; empty where they were.
     eager_reason: Mapped[str] = mapped_column(server_default=text("''"))
+    # Whether a swap slows its requests down much, and what was measured.
+    heavy: Mapped[bool] = mapped_column(server_default=text("false"))
+    heaviness: Mapped[str] = mapped_column(server_default=text("''"))
 
 
 class NodeDrop(Base):

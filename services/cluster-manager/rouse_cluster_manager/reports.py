@@ -23,8 +23,9 @@ MAX_ID_CHARS = 128
 ResidencyKey = tuple[str, str, str, int]
 # The same with whether there are tapes.
 RoutedKey = tuple[ResidencyKey, bool]
-# The same with tapes, the order of magnitude of replays, and why requests have no tape.
-WrittenKey = tuple[ResidencyKey, int, int, str]
+# The same with tapes, the order of magnitude of replays, why requests have no tape, whether the model is heavy and
+# whether it was weighed, and why it is on no device.
+WrittenKey = tuple[ResidencyKey, int, int, str, bool, bool, str]
 
 
 def check_node(node: cluster.Node) -> None:
@@ -78,9 +79,18 @@ def _place(entry: functions.Residency) -> ResidencyKey:
 
 
 def residency_key(report: cluster.NodeReport) -> frozenset[WrittenKey]:
-    """What of a report's residency is worth writing when it changes; of replays, that they have doubled."""
+    """What of a report's residency is worth writing when it changes; of replays, that they have doubled, and of what
+    was measured, what follows from it. Reasons of what is on a device change with every request."""
     return frozenset(
-        (_place(entry), entry.tapes, entry.replays.bit_length(), entry.eager_reason)
+        (
+            _place(entry),
+            entry.tapes,
+            entry.replays.bit_length(),
+            entry.eager_reason,
+            entry.heavy,
+            bool(entry.heaviness),
+            "" if entry.device else entry.reason,
+        )
         for entry in report.residency
         if entry.state != "ABSENT"
     )

@@ -36,6 +36,7 @@ from rouse_gpu_server.logic.shelf import Shelf, torch_version
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.tiering import Tiering
+from rouse_gpu_server.logic.weighing import Weighing
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.service import DeviceService, LeaseLink
 from rouse_gpu_server.state.ledger import PAGE_BYTES, Ledger
@@ -152,7 +153,8 @@ class GpuServer:
         recordings = Recordings(
             pool, ExecutorClient(channels), sessions, shelf, background, clock, self._memory
         )  # fmt: skip
-        leasing = Leasing(pool, dispatcher, wakeup, clock, recordings, sessions.answers)
+        weighing = Weighing(config.heaviness)
+        leasing = Leasing(pool, dispatcher, wakeup, clock, recordings, sessions.answers, weighing)
         membership = Membership(
             pool, attachments, stager, shelf, sessions, swapper, dispatcher, background, wakeup, clock,
             settle_limit_s=config.detach_limit_s, stage_hold_s=config.stage_hold_s,

@@ -10,7 +10,7 @@ from pathlib import Path
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address, parse_size
 from rouse_gpu_server import wiring
 from rouse_gpu_server.wiring import Wiring
-from rouse_policy import eviction, interference, tiering
+from rouse_policy import eviction, heaviness, interference, tiering
 from rouse_policy.scheduling import DISK, HOST, Binding, Settings
 
 DEVICE = re.compile(r"(?P<kind>[a-z]+):(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,31})=(?P<size>.+)")
@@ -82,6 +82,9 @@ class GpuServerConfig(ServiceConfig):
     eviction_order: str = option(
         "pool", "pool: light models leave before heavy ones; lru: the least recently used one", choices=("pool", "lru")
     )
+    heavy_from: float = option(
+        2.0, "a model is heavy whose requests take so many times as long with their swap as without", low=1, high=1000
+    )
     loads_per_device: int = option(1, "copies in flight to one device", low=1, high=16)
     attach_limit_s: float = option(10.0, "how long an executor may take to attach, seconds", low=0.05, high=600)
     detach_limit_s: float = option(
@@ -146,6 +149,10 @@ class GpuServerConfig(ServiceConfig):
     @property
     def tiering(self) -> tiering.Settings:
         return tiering.Settings(weight=self.host_weight, min_idle_s=self.host_min_idle_s)
+
+    @property
+    def heaviness(self) -> heaviness.Settings:
+        return heaviness.Settings(threshold=self.heavy_from)
 
     @property
     def policy(self) -> Settings:

@@ -145,7 +145,9 @@ async def test_swaps_and_evictions_are_logged_with_their_reason_and_leases_are_n
     assert "evicted=a" in swapped
     caplog.clear()
     await node.use(b)
-    assert not [r for r in caplog.records if r.name.startswith("rouse_gpu_server")]
+    # What a model weighs may be known now, which is said once.
+    ours = [r for r in caplog.records if r.name.startswith("rouse_gpu_server")]
+    assert not [r for r in ours if not r.name.endswith("weighing")]
 
 
 async def test_every_row_says_why_and_since_when(node: Node) -> None:

@@ -78,6 +78,25 @@ def test_executing_is_no_change_of_residency_but_moving_is() -> None:
     assert residency_key(report()) != residency_key(report("DISK"))
 
 
+def test_what_was_measured_is_written_when_something_follows_from_it() -> None:
+    def weighed(**fields: Any) -> cluster.NodeReport:
+        return cluster.NodeReport(residency=[functions.Residency(version_id="v", state="DEVICE", device="d", **fields)])
+
+    light = weighed(heaviness="d: light: 1.50")
+    assert residency_key(light) != residency_key(weighed())
+    assert residency_key(light) == residency_key(weighed(heaviness="d: light: 1.51"))
+    assert residency_key(light) != residency_key(weighed(heaviness="d: heavy: 2.00", heavy=True))
+
+
+def test_a_new_reason_is_written_of_what_is_on_no_device() -> None:
+    def because(reason: str, device: str = "") -> cluster.NodeReport:
+        row = functions.Residency(version_id="v", state="DEVICE" if device else "HOST", device=device, reason=reason)
+        return cluster.NodeReport(residency=[row])
+
+    assert residency_key(because("staged")) != residency_key(because("bound to no device"))
+    assert residency_key(because("request 1", "d")) == residency_key(because("request 2", "d"))
+
+
 def test_routing_looks_at_queues_too() -> None:
     assert routing_view(report("HOST", executing_requests=3)) == routing_view(report("HOST"))
     assert routing_view(report("HOST", queued_requests=3)) != routing_view(report("HOST"))

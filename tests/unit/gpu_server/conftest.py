@@ -39,6 +39,7 @@ from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
+from rouse_gpu_server.logic.weighing import Weighing
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.ledger import PAGE_BYTES, Ledger
 from rouse_gpu_server.state.pool import Pool
@@ -47,7 +48,7 @@ from rouse_gpu_server.state.records import Device, Lease
 from rouse_gpu_server.state.waiting import WaitingList
 from rouse_gpu_server.state.wakeup import Wakeup
 from rouse_gpu_server.wiring import Wiring
-from rouse_policy import scheduling
+from rouse_policy import heaviness, scheduling
 from rouse_testkit.clock import ManualClock
 from rouse_testkit.gpu import MadeModel
 
@@ -203,6 +204,8 @@ class WatchedBackend(HostBackend):
     def __init__(self, name: str, folder: Path, neighbours: Neighbours, core: CoreDouble) -> None:
         super().__init__(name, folder)
         self._neighbours, self._core = neighbours, core
+        # Called for each copy, in its thread.
+        self.copying: Callable[[], object] = lambda: None
 
     def allocate(self, owner: str, name: str, size_bytes: int) -> Segment:
         self._neighbours._check("allocate")
@@ -217,6 +220,7 @@ class WatchedBackend(HostBackend):
         carry: Carry | None = None,
     ) -> None:
         self._neighbours._check("copy")
+        self.copying()
         super().copy(source, segment, cancelled, progress, carry)
         self._neighbours._check("copied")
 
@@ -272,7 +276,8 @@ class Bench:
             pool, self.swapper, self.attachments, background, wakeup, clock, self._settings, 1.0
         )
         recordings = Recordings(pool, outside, sessions, shelf, background, clock, self.folder)
-        self.leasing = Leasing(pool, self.dispatcher, wakeup, clock, recordings, sessions.answers)
+        weighing = Weighing(heaviness.Settings())
+        self.leasing = Leasing(pool, self.dispatcher, wakeup, clock, recordings, sessions.answers, weighing)
         self.membership = Membership(
             pool, self.attachments, self.stager, shelf, sessions, self.swapper, self.dispatcher, background, wakeup,
             clock, settle_limit_s=5.0, stage_hold_s=0.0,

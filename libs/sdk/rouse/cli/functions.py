@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import click
 from rich.markup import escape
 
@@ -151,31 +153,37 @@ def _tables(state: State, found: rouse.Description) -> None:
         for words in dict.fromkeys(i.isolation for i in found.instances if i.isolation):
             state.say(f"isolation {escape(words)}")
     if found.residency:
-        residency = text.table(
-            "version", "!node", "!on", "!state", ">size", ">swap-ins", ">tapes", ">replays", "why", title="residency"
-        )
-        for r in found.residency:
-            residency.add_row(
-                numbers.get(r.version_id, r.version_id),
-                r.node,
-                r.device or "[dim]-[/dim]",
-                text.state(r.state),
-                text.size(r.size_bytes),
-                str(r.swap_ins),
-                str(r.tapes),
-                str(r.replays),
-                text.short(r.reason),
-            )
-        state.out.print()
-        state.out.print(residency)
-        for words in dict.fromkeys(r.eager_reason for r in found.residency if r.eager_reason):
-            state.say(f"a request was not recorded as a tape: {escape(words)}")
+        _residency(state, found.residency, numbers)
     if found.events:
         events = text.table("!when", "!event", "subject", "message", title="events")
         for event in found.events:
             events.add_row(text.ago(event.at), event.kind, escape(event.subject), text.short(event.message))
         state.out.print()
         state.out.print(events)
+
+
+def _residency(state: State, rows: Sequence[rouse.Residency], numbers: Mapping[str, str]) -> None:
+    residency = text.table(
+        "version", "!node", "!on", "!state", ">size", ">swap-ins", ">tapes", ">replays", "why", title="residency"
+    )
+    for r in rows:
+        residency.add_row(
+            numbers.get(r.version_id, r.version_id),
+            r.node,
+            r.device or "[dim]-[/dim]",
+            text.state(r.state),
+            text.size(r.size_bytes),
+            str(r.swap_ins),
+            str(r.tapes),
+            str(r.replays),
+            text.short(r.reason),
+        )
+    state.out.print()
+    state.out.print(residency)
+    for words in dict.fromkeys(r.heaviness for r in rows if r.heaviness):
+        state.say(f"weight    {escape(words)}")
+    for words in dict.fromkeys(r.eager_reason for r in rows if r.eager_reason):
+        state.say(f"a request was not recorded as a tape: {escape(words)}")
 
 
 @click.command()

@@ -128,6 +128,8 @@ def residency_message(row: models.Placement) -> functions.Residency:
         tapes=row.tapes,
         replays=row.replays,
         eager_reason=row.eager_reason,
+        heavy=row.heavy,
+        heaviness=row.heaviness,
     )
 
 
@@ -144,6 +146,8 @@ def placement_row(node_id: str, message: functions.Residency) -> models.Placemen
         tapes=message.tapes,
         replays=bounded(message.replays),
         eager_reason=clean(message.eager_reason),
+        heavy=message.heavy,
+        heaviness=clean(message.heaviness),
     )
 
 

@@ -71,6 +71,7 @@ class Fabric:
 
     def __init__(self, wiring: Wiring, monotonic: Callable[[], float]) -> None:
         self._lock, self._monotonic = threading.Lock(), monotonic
+        self._topology = wiring.topology
         self._direct = {pair: Link(rate) for pair, rate in wiring.topology.links.items()}
         self._ways: dict[str, list[Link]] = {}
         for group, rate in zip(wiring.topology.switches, wiring.switch_rates, strict=True):
@@ -79,6 +80,10 @@ class Fabric:
                 self._ways[device] = list(switch)
         for device, rate in wiring.device_rates.items():
             self._ways.setdefault(device, []).append(Link(rate))
+
+    def beside(self, one: str, other: str) -> bool:
+        """Whether copies from host memory to two devices share a link."""
+        return one == other or one in self._topology.neighbours(other)
 
     def transfer(self, source: str, target: str) -> Transfer:
         """A copy to a device from host memory, or from a sibling: over their direct link, else by way of the host."""

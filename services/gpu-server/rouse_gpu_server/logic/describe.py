@@ -42,6 +42,7 @@ def describe(
         shown = [_row(model, node_id, each.machine, each.device.name, pinned) for each in residents]
         for row in shown or [_row(model, node_id, _beside_devices(model), "")]:
             row.tapes, row.replays, row.eager_reason = tapes(model), model.replays, model.eager_reason
+            row.heavy, row.heaviness = _weight(model, row.device)
             answer.residency.append(row)
     return answer
 
@@ -50,6 +51,12 @@ def _beside_devices(model: Model) -> Machine:
     """Of a version on no device: why it was evicted, unless something has happened to its artefact since."""
     own, left = model.artefact.machine, model.left
     return left if left is not None and left.state is own.state and left.since >= own.since else own
+
+
+def _weight(model: Model, device: str) -> tuple[bool, str]:
+    """Whether a model is heavy on a device, or where that is empty on any, and why; nothing before it was measured."""
+    known = [(name, weight) for name, weight in model.weights_on.items() if device in ("", name)]
+    return any(weight.heavy for _, weight in known), "; ".join(f"{name}: {weight.reason}" for name, weight in known)
 
 
 def _device(pool: Pool, device: Device, node_id: str) -> DeviceSummary:

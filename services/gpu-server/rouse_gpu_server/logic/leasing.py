@@ -15,6 +15,7 @@ from rouse_common.telemetry import TRACER
 from rouse_gpu_server import metrics
 from rouse_gpu_server.logic.dispatcher import Dispatcher, instance_gone, no_executor, no_tape
 from rouse_gpu_server.logic.recordings import Recordings
+from rouse_gpu_server.logic.weighing import Weighing
 from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Lease, Model, Swap
 from rouse_gpu_server.state.waiting import Waiter
@@ -71,9 +72,10 @@ class Leasing:
         clock: Clock,
         recordings: Recordings,
         has_tapes: Callable[[Model, str], bool],
+        weighing: Weighing,
     ) -> None:
         self._pool, self._dispatcher, self._wakeup, self._clock = pool, dispatcher, wakeup, clock
-        self._recordings, self._has_tapes = recordings, has_tapes
+        self._recordings, self._has_tapes, self._weighing = recordings, has_tapes, weighing
         self._stopping: RouseError | None = None
 
     async def acquire(self, call: Call, timeout_s: float) -> Granted:
@@ -213,6 +215,8 @@ class Leasing:
         lease.model.replays += replays
         if replays < requests and not abandoned and lease.executor.is_instance:
             self._recordings.executed(lease.executor, lease.model)
+        if not abandoned:
+            self._weighing.ended(lease, device_ms, requests)
         if abandoned:
             self._dispatcher.abandon(lease, "given up by its owner while it may still execute")
         else:

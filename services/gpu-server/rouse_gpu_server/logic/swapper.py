@@ -40,6 +40,9 @@ class _Loading:
     started: float
     started_at: float
     copied_bytes: int = 0
+    # From when on its memory is taken and filled, and whether no other copy was on the same links since.
+    moving_since: float | None = None
+    alone: bool = True
     cancelled: threading.Event = field(default_factory=threading.Event)
     task: asyncio.Task[None] | None = None
 
@@ -204,6 +207,7 @@ class Swapper:
         device.ledger.reserve(size)
         resident.promised_bytes = size
         metrics.LOADING_QUEUE_DELAY.labels(device.name).observe(self._clock.monotonic() - loading.started)
+        self._moves(loading)
         digest, name = model.artefact.digest, uuid.uuid4().hex[:12]
 
         def allocate() -> None:
@@ -232,11 +236,28 @@ class Swapper:
         except FileNotFoundError as error:
             # A sibling device evicted its copy just now; the next decision reads from elsewhere.
             raise Postponed("SOURCE_LEFT", f"{resident.source} no longer holds function {model.function}") from error
+        if resident.source == scheduling.HOST and loading.alone:
+            assert loading.moving_since is not None
+            resident.moved_s = self._clock.monotonic() - loading.moving_since
         await self._attach_someone(resident)
         resident.loaded_at = resident.last_used_at = self._clock.monotonic()
         resident.machine = resident.machine.after(Step.SWAPPED_IN, loading.reason, self._clock.now())
         model.swap_ins += 1
         device.swap_ins += 1
+
+    def _moves(self, loading: _Loading) -> None:
+        """Takes note of when a copy begins, and of those that it shares a link to host memory with."""
+        mine = loading.resident
+        for other in self._loading.values():
+            theirs = other.resident
+            if (
+                other is not loading
+                and other.moving_since is not None
+                and self._pool.devices.keys().isdisjoint((mine.source, theirs.source))
+                and self._fabric.beside(mine.device.name, theirs.device.name)
+            ):
+                loading.alone = other.alone = False
+        loading.moving_since = self._clock.monotonic()
 
     async def _source(self, loading: _Loading) -> Path:
         """File to copy from: a sibling device where the decision says so and it still holds the model."""

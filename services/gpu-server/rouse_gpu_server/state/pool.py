@@ -91,6 +91,7 @@ class Pool:
             resident.device.ledger.reserve(lease.model.working_bytes)
             resident.device.lease = lease
             resident.last_used_at = now
+            lease.first, lease.moved_s, resident.used = not resident.used, resident.moved_s, True
             lease.charged_s = self.shares.granted(lease.tenant, lease.weight)
         lease.model.artefact.last_used_at = now
         lease.executor.lease = lease
@@ -199,7 +200,7 @@ class Pool:
         source = scheduling.HOST if in_memory else scheduling.DISK
         return scheduling.Model(
             model.version_id, model.size_bytes, model.working_bytes, source, model.gap_s, self.is_pinned(model),
-            served,
+            served, tuple(sorted(device for device, weight in model.weights_on.items() if weight.heavy)),
         )  # fmt: skip
 
     def check(self) -> None:

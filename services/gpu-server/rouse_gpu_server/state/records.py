@@ -15,7 +15,7 @@ from rouse_contracts.repository import State
 from rouse_gpu_server.backends import DeviceBackend, Segment
 from rouse_gpu_server.state.ledger import Ledger, round_up
 from rouse_gpu_server.state.residency import Machine, Tier
-from rouse_policy import keep_alive, scheduling
+from rouse_policy import heaviness, keep_alive, scheduling
 
 # Weight of the newest gap in the mean time between requests.
 GAP_SMOOTHING = 0.3
@@ -102,7 +102,8 @@ class Model:
         swap_failed_at: when a load last failed, monotonic seconds; None where none did since one succeeded.
         left: the copy that was evicted last, as it ended: back in host memory, with the reason.
         unbound: by early binding, why no device has room for it; empty where one has, or was not asked for yet.
-    replays: requests that tapes answered.
+        measured: how long its requests take, by device; `weights_on`: whether that makes it heavy there.
+        replays: requests that tapes answered.
         eager_reason: why requests were not recorded, or gave no tape, the latest of them.
     """
 
@@ -117,6 +118,8 @@ class Model:
     swap_failed_at: float | None = None
     left: Machine | None = None
     unbound: str = ""
+    measured: dict[str, heaviness.Measured] = field(default_factory=dict)
+    weights_on: dict[str, heaviness.Decision] = field(default_factory=dict)
     replays: int = 0
     eager_reason: str = ""
 
@@ -156,7 +159,10 @@ class Resident:
     Args:
         segment: its memory, once allocated.
         promised_bytes: memory that is reserved for it in the ledger and not mapped yet.
-    source: where its weights come from while they do: host, disk or a device.
+        source: where its weights come from while they do: host, disk or a device.
+        moved_s: how long they were on their way from host memory; None where they came from elsewhere, or where
+            other copies were on the same links.
+        used: a lease was granted on it.
     """
 
     model: Model
@@ -165,6 +171,8 @@ class Resident:
     segment: Segment | None = None
     promised_bytes: int = 0
     source: str = ""
+    moved_s: float | None = None
+    used: bool = False
     loaded_at: float = 0.0
     last_used_at: float = 0.0
 
@@ -298,6 +306,7 @@ class Lease:
         ending: it was given up and its executor is being made idle.
         tenant, weight: whose request it was granted to, and its share of contended devices.
         charged_s: what the tenant was charged for it so far.
+        first: it is the first after the weights came; `moved_s` as of the resident.
     """
 
     ticket: int
@@ -312,6 +321,8 @@ class Lease:
     tenant: str = ""
     weight: int = 1
     charged_s: float = 0.0
+    first: bool = False
+    moved_s: float | None = None
     lease_id: str = ""
     ending: bool = False
 
