@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rouse_loadtest.scenario import Scenario
-from rouse_loadtest.scenarios import batching, coldstart, faults, overhead, redirect, remoting, swap, torpor_sim
+from rouse_loadtest.scenarios import (
+    balance,
+    batching,
+    coldstart,
+    density,
+    faults,
+    overhead,
+    predict,
+    redirect,
+    remoting,
+    swap,
+    torpor_sim,
+)
 
-_ALL = (batching, coldstart, faults, overhead, redirect, remoting, swap, torpor_sim)
+_ALL = (balance, batching, coldstart, density, faults, overhead, predict, redirect, remoting, swap, torpor_sim)
 SCENARIOS: Mapping[str, Scenario] = {each.SCENARIO.name: each.SCENARIO for each in _ALL}
