@@ -10,7 +10,7 @@ from rouse_contracts.device import DescribeDevicesResponse
 from rouse_contracts.functions import DeviceSummary, Residency
 from rouse_gpu_server import metrics
 from rouse_gpu_server.state.pool import Pool
-from rouse_gpu_server.state.records import Device, Model
+from rouse_gpu_server.state.records import Device, Model, Resident
 from rouse_gpu_server.state.residency import Machine, wire_name
 
 
@@ -39,7 +39,7 @@ def describe(
     for model in pool.models.values():
         residents = pool.residents_of(model.version_id)
         pinned = pool.is_pinned(model)
-        shown = [_row(model, node_id, each.machine, each.device.name, pinned) for each in residents]
+        shown = [_on_device(each, node_id, pinned) for each in residents]
         for row in shown or [_row(model, node_id, _beside_devices(model), "")]:
             row.tapes, row.replays, row.eager_reason = tapes(model), model.replays, model.eager_reason
             row.heavy, row.heaviness = _weight(model, row.device)
@@ -66,20 +66,25 @@ def _device(pool: Pool, device: Device, node_id: str) -> DeviceSummary:
         capacity_bytes=device.ledger.capacity_bytes,
         mapped_bytes=device.ledger.mapped_bytes,
         reserved_bytes=device.ledger.reserved_bytes,
-        residents=[
-            _row(r.model, node_id, r.machine, device.name, pool.is_pinned(r.model)) for r in device.residents.values()
-        ],
+        residents=[_on_device(r, node_id, pool.is_pinned(r.model)) for r in device.residents.values()],
         swap_in_count=device.swap_ins,
         eviction_count=device.evictions,
         executing=device.lease.model.function if device.lease is not None else "",
     )
 
 
-def _row(model: Model, node_id: str, machine: Machine, device: str, pinned: bool = False) -> Residency:
-    reason = machine.reason
+def _on_device(resident: Resident, node_id: str, pinned: bool) -> Residency:
+    row = _row(resident.model, node_id, resident.machine, resident.device.name)
+    if resident.brought not in ("", row.reason):
+        row.reason += f"; brought {resident.brought}"
     if pinned:
-        reason = f"pinned; {reason}"
-    elif model.unbound and not device:
+        row.reason = f"pinned; {row.reason}"
+    return row
+
+
+def _row(model: Model, node_id: str, machine: Machine, device: str) -> Residency:
+    reason = machine.reason
+    if model.unbound and not device:
         reason = f"bound to no device (early binding): {model.unbound}; {reason}"
     since = Timestamp()
     since.FromMilliseconds(round(machine.since * 1000))

@@ -120,7 +120,7 @@ class Swapper:
         start = machine(f"{model.function} on {device.name}", model.artefact.machine.state, "chosen", wall)
         resident = Resident(
             model, device, start.after(Step.SWAP_IN, decision.reason, wall),
-            source=decision.source, loaded_at=now, last_used_at=now,
+            source=decision.source, brought=decision.reason, loaded_at=now, last_used_at=now,
         )  # fmt: skip
         device.residents[model.version_id] = resident
         evicted = tuple(self._function(victim.version) for victim in decision.victims)

@@ -163,6 +163,7 @@ class Resident:
         moved_s: how long they were on their way from host memory; None where they came from elsewhere, or where
             other copies were on the same links.
         used: a lease was granted on it.
+        brought: why it was brought here, and from where.
     """
 
     model: Model
@@ -173,6 +174,7 @@ class Resident:
     source: str = ""
     moved_s: float | None = None
     used: bool = False
+    brought: str = ""
     loaded_at: float = 0.0
     last_used_at: float = 0.0
 
