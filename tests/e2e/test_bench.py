@@ -59,7 +59,7 @@ def test_late_binding_serves_functions_that_early_binding_has_no_room_for(tmp_pa
     # How fast is for `make bench` to say: the machine that tests may be busy.
     assert measures["functions_served.rouse"] == measures["functions_served.lru_fifo"] == total, done.stdout
     assert measures["functions_served.native"] == 1
-    assert measures["swaps.native"] == 0 < measures["swaps.rouse"]
+    assert measures["swaps.native"] < measures["swaps.rouse"], done.stdout
     assert "WRONG_ANSWER" not in done.stdout
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rouse_policy import pool, queueing, scheduling
+from rouse_policy import heaviness, pool, queueing, scheduling
+from rouse_policy.heaviness import Measured
 from rouse_policy.pool import Phase
 from rouse_simulator.arrivals import Arrivals
 from rouse_simulator.clock import Clock
@@ -22,6 +23,8 @@ from rouse_simulator.measured import Machine
 from rouse_simulator.profile import Model
 from rouse_simulator.results import DeviceResult, FunctionResult, Results
 
+# What is known of how heavy functions are, by function and device.
+Weighed = dict[tuple[str, str], Measured]
 # As gpu-server learns the gaps between a model's requests.
 GAP_SMOOTHING = 0.3
 
@@ -36,7 +39,7 @@ class Setup:
         objective_s: within which a request is to be answered, from its arrival.
         timeout_s: after which its client gives up.
         queueing: of node-router.
-        scheduling: of gpu-server.
+        scheduling, heaviness: of gpu-server.
         seed: of the costs that are drawn.
     """
 
@@ -46,6 +49,7 @@ class Setup:
     timeout_s: float
     queueing: queueing.Settings = field(default_factory=queueing.Settings)
     scheduling: pool.Settings = field(default_factory=pool.Settings)
+    heaviness: heaviness.Settings = field(default_factory=heaviness.Settings)
     seed: int = 0
 
 
@@ -54,7 +58,8 @@ class _Resident:
     phase: Phase
     loaded_at: float
     last_used_at: float
-    fresh: bool = True
+    # What its load took, until the first request after it has been counted.
+    moved_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -70,10 +75,11 @@ class _Version:
 
 
 class PooledNode:
-    """One node in virtual time."""
+    """One node in virtual time. `weighed` is what it knows of heaviness from before; it adds to it."""
 
-    def __init__(self, setup: Setup, clock: Clock, count: int) -> None:
+    def __init__(self, setup: Setup, clock: Clock, count: int, weighed: Weighed | None = None) -> None:
         self.setup, self.clock = setup, clock
+        self._weighed: Weighed = {} if weighed is None else weighed
         self._random = np.random.default_rng(setup.seed)
         self._line = Line(setup.queueing)
         self._state = scheduling.State()
@@ -106,7 +112,7 @@ class PooledNode:
                 return
             room[name] -= self.setup.machine.weights_bytes
             before = -float(place + 1)
-            resident = _Resident(Phase.RESTING, before, before, fresh=False)
+            resident = _Resident(Phase.RESTING, before, before)
             self._on[name][self.functions[number].name] = resident
             self._versions[self.functions[number].name].device = name
 
@@ -215,7 +221,16 @@ class PooledNode:
                 pool.Resident(n, d, r.phase, r.loaded_at, r.last_used_at, pool.HOST if r.phase is Phase.LOADING else "")
                 for d, n, r in here
             ),
-            models={name: pool.Model(name, size, 0, gap_s=self._versions[name].gap_s) for name in names},
+            models={
+                name: pool.Model(
+                    name,
+                    size,
+                    0,
+                    gap_s=self._versions[name].gap_s,
+                    heavy_on=tuple(device for device in sorted(self._on) if self._heavy(name, device)),
+                )
+                for name in names
+            },
             executors=tuple(
                 pool.Executor(name, name, self._versions[name].device)
                 for name in names
@@ -230,10 +245,10 @@ class PooledNode:
             self._on[device][victim.version].phase = Phase.LEAVING
             seconds = self._draw(self.setup.machine.evict_ms)
             self._after(seconds, self._evicted, device, victim.version)
-        resident = _Resident(Phase.LOADING, self.clock.now, self.clock.now)
-        self._on[device][load.version] = resident
+        seconds = self._draw(self.setup.machine.load_ms)
+        self._on[device][load.version] = _Resident(Phase.LOADING, self.clock.now, self.clock.now, seconds)
         self.devices[device].swaps_host += 1
-        self._after(self._draw(self.setup.machine.load_ms), self._loaded, device, load.version)
+        self._after(seconds, self._loaded, device, load.version)
 
     def _evicted(self, device: str, name: str) -> None:
         del self._on[device][name]
@@ -266,13 +281,23 @@ class PooledNode:
         while len(version.asks) > len(version.function.waiting):
             self._end_ask(max(version.asks))
         machine, asked = self.setup.machine, self._draw(self.setup.machine.lease_ms) / 2
-        if resident.fresh:
-            run = max(0.0, self._draw(machine.first_lease_ms) - asked) + self._draw(machine.first_run_ms)
-        else:
-            run = asked + self._draw(machine.run_ms)
-        resident.fresh = False
-        self._after(run, self._executed, request, device)
+        if resident.moved_s is not None:
+            asked = max(0.0, self._draw(machine.first_lease_ms) - asked)
+        run = self._draw(machine.run_ms if resident.moved_s is None else machine.first_run_ms)
+        self._weigh(name, device, run, resident.moved_s)
+        resident.moved_s = None
+        self._after(asked + run, self._executed, request, device)
         self._ask()
+
+    def _weigh(self, name: str, device: str, run_s: float, moved_s: float | None) -> None:
+        """Learns what a swap makes of the function's requests, as gpu-server does."""
+        known = self._weighed.get((name, device), Measured())
+        seconds = run_s + (moved_s or 0.0)
+        self._weighed[name, device] = heaviness.learn(known, seconds, moved_s is not None, self.setup.heaviness)
+
+    def _heavy(self, name: str, device: str) -> bool:
+        known = self._weighed.get((name, device))
+        return known is not None and heaviness.decide(known, None, self.setup.heaviness, self.clock.now)[0].heavy
 
     def _executed(self, request: Request, device: str) -> None:
         """The answer goes back, and the device is free."""
@@ -322,10 +347,12 @@ class PooledNode:
         return measured_ms[int(self._random.integers(len(measured_ms)))] / 1000
 
 
-def simulate(setup: Setup, arrivals: Arrivals, warm: list[int] | None = None) -> Results:
+def simulate(
+    setup: Setup, arrivals: Arrivals, warm: list[int] | None = None, weighed: Weighed | None = None
+) -> Results:
     """Plays arrivals to a node, whose devices hold what was called last in `warm`."""
     clock = Clock()
-    node = PooledNode(setup, clock, arrivals.count)
+    node = PooledNode(setup, clock, arrivals.count, weighed)
     node.warm(warm or [])
     seconds = float(arrivals.times[-1]) if len(arrivals) else 0.0
     clock.run(arrivals, node.arrive, seconds + setup.timeout_s)

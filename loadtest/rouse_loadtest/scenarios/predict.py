@@ -7,7 +7,7 @@ import asyncio
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,13 +64,20 @@ class Setting:
     functions: Fleet
     timeout_s: float
 
-    def simulated(self, machine: Machine, arrivals: Arrivals, seed: int) -> Results:
+    def simulated(self, machine: Machine, before: Arrivals, parts: Sequence[Arrivals], seed: int) -> list[Results]:
+        """The parts of one run, after a stretch by which the node gets to know the functions."""
+        gpu_server = load(GpuServerConfig, "gpu-server", [], self.env)
         setup = pooled.Setup(
             machine, self.devices, self.functions.objective_ms / 1000, self.timeout_s,
             load(NodeRouterConfig, "node-router", [], self.env).queueing,
-            load(GpuServerConfig, "gpu-server", [], self.env).policy, seed,
+            gpu_server.policy, gpu_server.heaviness, seed,
         )  # fmt: skip
-        return pooled.simulate(setup, arrivals, list(range(len(self.functions.names))))
+        warm, weighed = list(range(len(self.functions.names))), pooled.Weighed()
+        pooled.simulate(setup, before, warm, weighed)
+        return [
+            pooled.simulate(replace(setup, seed=seed * len(parts) + number), arrivals, warm, weighed)
+            for number, arrivals in enumerate(parts)
+        ]
 
 
 @dataclass(frozen=True)
@@ -155,10 +162,7 @@ def _compare(
     log = (running.folder / "logs" / "rouse.log").read_text(errors="replace").splitlines()
     swaps = len(calibration.logged_ms(calibration.SWAPPED_IN, log, [stretch for _, stretch in live]))
     machine = calibration.machine(f"{len(setting.devices)} device(s)", functions.bytes_each, alone, stretches, log)
-    runs = [
-        _predicted([setting.simulated(machine, arrivals, seed * parts + n) for n, arrivals in enumerate(run)])
-        for seed in range(RUNS)
-    ]
+    runs = [_predicted(setting.simulated(machine, others[0], run, seed)) for seed in range(RUNS)]
     return Compared(setting, machine, _measured([one for one, _ in live], swaps), _median(runs))
 
 

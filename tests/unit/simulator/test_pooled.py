@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rouse_policy import eviction, pool, queueing
+from rouse_policy import eviction, heaviness, pool, queueing
 from rouse_simulator.arrivals import Arrivals
 from rouse_simulator.clock import Clock
 from rouse_simulator.measured import Machine, load, save
-from rouse_simulator.pooled import PooledNode, Setup, simulate
+from rouse_simulator.pooled import PooledNode, Setup, Weighed, simulate
 from rouse_simulator.profile import ProfileError
 from rouse_simulator.results import Results
 
@@ -90,8 +91,7 @@ def test_every_request_ends_once_and_memory_is_never_overcommitted(
     coming: list[tuple[float, int]], devices: int, order: queueing.Order, seed: int
 ) -> None:
     machine = Machine("m", 10, (4, 1), (2, 1), (3,), (50, 20), (10, 30), (15, 8), (5, 30))
-    made = setup(devices, machine, order=order)
-    made = Setup(made.machine, made.devices, 0.2, 600.0, made.queueing, made.scheduling, seed)
+    made = replace(setup(devices, machine, timeout_s=600.0, order=order), seed=seed)
     clock = Clock()
     node = PooledNode(made, clock, 8)
     for tenth in range(1, 40):
@@ -116,6 +116,19 @@ def test_policies_are_those_it_is_given() -> None:
         for seconds in (0.0, 30.0)
     )  # fmt: skip
     assert simulate(short, coming).swaps() != simulate(long, coming).swaps()
+
+
+def test_what_swaps_slow_down_is_known_as_heavy_and_stays_so_for_the_next_run() -> None:
+    weighed = Weighed()
+    coming = arriving([(0.0, 0), (0.5, 0), (1.0, 1)])
+    simulate(setup(), coming, weighed=weighed)
+    # 65 ms swapped over 10 ms resident; the second one was never called again.
+    known = weighed["f00000", "gpu0"]
+    assert (known.resident_s, known.swapped_s) == pytest.approx((0.010, 0.065))
+    assert heaviness.decide(known, None, heaviness.Settings(), 0.0)[0].heavy
+    assert weighed["f00001", "gpu0"].resident_s is None
+    node = PooledNode(setup(), Clock(), 8, weighed)
+    assert [node._heavy(f"f0000{n}", "gpu0") for n in range(3)] == [True, False, False]
 
 
 @pytest.mark.parametrize(
