@@ -29,10 +29,11 @@ async def test_a_model_that_nothing_serves_leaves_host_memory_and_a_deployment_b
     assert image.exists()
     node.executors.clear()
     await node.sync()
+    # The state comes first, so that nobody uses the image any more; then its memory is given back.
     await node.becomes({model.version.version_id: "DISK"})
+    await node.until(lambda view: view.host_used_bytes == 0)
     assert not image.exists()
     described = await node.describe()
-    assert described.host_used_bytes == 0
     assert described.devices[0].mapped_bytes == 0
     assert "sleeps on disk: idle for" in described.residency[0].reason
     assert described.disk_used_bytes == model.artefact.size_bytes
