@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rouse_common.errors import FailedPrecondition, Unavailable, Unimplemented
+from rouse_common.errors import FailedPrecondition, ResourceExhausted, Unavailable, Unimplemented
 from rouse_contracts import core, tapes
 from rouse_contracts.functions import (
     EXECUTOR_ISOLATION_ISOLATED,
@@ -28,6 +28,8 @@ class CoreDouble:
         self.calls: list[tuple[str, str]] = []
         self.failure: Unavailable | None = None
         self.link, self.recording = "unix:core", False
+        # How many versions it has room for.
+        self.room, self.mapped = 9, 0
 
     def _note(self, what: str, whom: str) -> None:
         self.calls.append((what, whom))
@@ -38,9 +40,13 @@ class CoreDouble:
         self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
     ) -> None:
         self._note("map", version_id)
+        if self.mapped >= self.room:
+            raise ResourceExhausted("DEVICE_MEMORY_FULL", "no room")
+        self.mapped += 1
 
     async def unmap_model(self, version_id: str) -> None:
         self._note("unmap", version_id)
+        self.mapped = max(0, self.mapped - 1)
 
     async def open_session(self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool) -> None:
         assert len(str(socket)) < 108
@@ -125,7 +131,7 @@ def instance(name: str) -> Any:
     return Thing(instance_id=name, pid=1)
 
 
-RESIDENT: Any = Thing(device=Thing(name="d0"), segment=Segment(Path("image"), 5), model=model())
+RESIDENT: Any = Thing(device=Thing(name="d0", lease=None), segment=Segment(Path("image"), 5), model=model())
 
 
 async def test_a_version_is_mapped_once_and_unmapped_with_its_last_session(tmp_path: Path) -> None:
@@ -253,6 +259,34 @@ async def test_what_was_given_up_is_unmapped_unless_an_instance_computes_there(t
     await sessions.unmap(RESIDENT, unless_open=True)
     assert native.calls == [("close", "i1"), ("unmap", one.version_id)]
     assert sessions.access(lease(one)) is None
+
+
+async def test_where_the_executor_has_no_room_those_that_nobody_computes_with_are_unmapped(tmp_path: Path) -> None:
+    native, sessions, key = CoreDouble(), sessions_of(tmp_path, first=X), "x:FP32:2,3;"
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": native})
+    models = {name: model() for name in "abcd"}
+    for name, each in models.items():
+        each.version.version_id = each.version_id = name
+    device = Thing(name="d0", lease=None)
+    residents: Any = {n: Thing(device=device, segment=RESIDENT.segment, model=m) for n, m in models.items()}
+    await sessions.open(instance("i1"), models["a"], residents["a"], "a1")
+    for name in "bc":
+        # What is unmapped first, to begin anew, was never mapped.
+        native.mapped += 1
+        await sessions.map_tapes(models[name], residents[name], key)
+    native.room, native.mapped = 3, 4
+    sessions.access(lease(models["b"]))
+    native.calls.clear()
+    # One has a session and one was used later.
+    await sessions.map_tapes(models["d"], residents["d"], key)
+    assert native.calls == [("unmap", "d"), ("map", "d"), ("unmap", "c"), ("map", "d"), ("load", "first")]
+    # And one executes.
+    native.room, native.mapped, device.lease = 0, 0, Thing(model=models["b"])
+    native.calls.clear()
+    with pytest.raises(ResourceExhausted):
+        await sessions.map_tapes(models["c"], residents["c"], key)
+    assert native.calls == [("unmap", "c"), ("map", "c"), ("unmap", "d"), ("map", "c")]
 
 
 async def test_an_attachment_waits_for_a_few_tapes_only(tmp_path: Path) -> None:

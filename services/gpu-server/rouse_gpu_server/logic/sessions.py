@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rouse_common.errors import RouseError, Unavailable, Unimplemented
+from rouse_common.errors import ResourceExhausted, RouseError, Unavailable, Unimplemented
 from rouse_common.locks import KeyedLocks
 from rouse_contracts import core, specs
 from rouse_contracts import states as rules
@@ -27,7 +27,7 @@ from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.adapters.cores import SOCKETS, Core
 from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.work import Background
-from rouse_gpu_server.state.records import Executor, Lease, Model, Resident
+from rouse_gpu_server.state.records import Device, Executor, Lease, Model, Resident
 
 LOG = logging.getLogger(__name__)
 # Socket paths have 107 bytes at most: names of versions and instances are shortened to so many hex digits.
@@ -84,6 +84,7 @@ class Sessions:
         # Executors of isolated versions.
         self._owned: dict[_Session, Core] = {}
         self._open: dict[str, _Session] = {}
+        # Those that leases were granted for last come last.
         self._mappings: dict[_Session, _Mapping] = {}
         # What executors may have mapped, also where nobody heard that they have.
         self._touched: set[_Session] = set()
@@ -157,11 +158,30 @@ class Sessions:
             await native.unmap_model(session.version_id)
         layout = rules.layout_digest(model.artefact.message.layout) if model.artefact.message else ""
         self._touched.add(session)
-        await native.map_model(
-            session.version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
-            resident.segment.path, layout,
-        )  # fmt: skip
+        while True:
+            try:
+                await native.map_model(
+                    session.version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
+                    resident.segment.path, layout,
+                )  # fmt: skip
+                break
+            except ResourceExhausted:
+                # It maps in larger pieces than the ledger counts. Models that nobody computes with give way.
+                if session.own or not await self._make_room(resident.device):
+                    raise
         self._mappings[session] = _Mapping(attachment_id)
+
+    async def _make_room(self, device: Device) -> bool:
+        """Unmaps the version without a session that had no lease for longest; whether there was one. Who is being
+        mapped is in no mapping yet, so nobody who waits for a lock here is waited for. Raises RouseError."""
+        executing = device.lease.model.version_id if device.lease is not None else ""
+        for session in list(self._mappings):
+            if session.device == device.name and not session.own and session.version_id != executing:
+                async with self._locks.holding(f"{session.device}/{session.version_id}"):
+                    if session in self._mappings and not self._has_sessions(session):
+                        await self._unmap(session)
+                        return True
+        return False
 
     # ---- tapes ----
 
@@ -231,6 +251,7 @@ class Sessions:
         mapping = self._mappings.get(session)
         if mapping is None:
             return None
+        self._mappings[session] = self._mappings.pop(session)
         keys, number = mapping.keys, lease.lease_id.rpartition("/")[2]
         link, lease_id = self._core(session).link, f"{mapping.attachment_id}/{number}"
         return TapeAccess(link=link, lease_id=lease_id, keys=sorted(keys)) if keys else None
