@@ -190,6 +190,20 @@ async def test_load_brings_more_instances_up_to_the_limit(start: Start) -> None:
     assert "limits 0 to 3" in decision.reason
 
 
+async def test_arrivals_that_tapes_answer_start_nothing_until_the_function_is_woken(start: Start) -> None:
+    async def taped(mesh: ScalerMesh) -> None:
+        mesh.control.deploy("f")
+        mesh.control.nodes["n0"].report.residency.add(version_id="f-v1", node_id="n0", state="HOST", tapes=2)
+        await mesh.arrivals("f", 10, device_ms=10)
+
+    mesh = await start(taped)
+    await mesh.rounds(5)
+    assert mesh.control.calls["CreateInstance"] == 0
+    assert "asleep: 2 tapes answer without a process" in (await mesh.decision("f")).reason
+    assert await mesh.wake("f")
+    await mesh.control.until(lambda: mesh.control.states("f") == {"READY": 1})
+
+
 async def test_a_busy_function_s_weights_are_brought_to_one_more_node_once(start: Start) -> None:
     beside = CoordinatorDouble(ClusterDouble())
 
