@@ -105,3 +105,27 @@ def test_an_idle_function_is_let_go_and_woken_by_what_no_tape_answers(mesh: Mesh
         answered(client, "idle", up)
         assert instances(client, "idle") == before
     assert client.describe("idle").usage.failures == 0
+
+
+def test_small_models_that_an_executor_has_no_room_for_at_once_all_answer(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    # An executor maps in pieces of 2 MiB: it has room for four of these, and the device's ledger for all.
+    mesh = Mesh(tmp_path / "small", devices=("host:gpu0=8MiB",), settings=EXECUTORS).start()
+    try:
+        client, (up, _) = mesh.client(), ways(5)
+        names = [f"small{number}" for number in range(6)]
+        for number, name in enumerate(names):
+            folder = write_branching(tmp_path / name, name)
+            # An artefact of its own, and so a range of its own.
+            (folder / "number.txt").write_text(str(number))
+            deploy(client, folder, name, "rouse")
+            record(mesh, client, name, up)
+            client.sleep(name)
+            falls_asleep(mesh, client, name)
+        before = {name: instances(client, name) for name in names}
+        for _ in range(2):
+            for name in names:
+                answered(client, name, up)
+        assert {name: instances(client, name) for name in names} == before
+    finally:
+        mesh.stop()

@@ -264,7 +264,7 @@ async def test_what_was_given_up_is_unmapped_unless_an_instance_computes_there(t
 async def test_where_the_executor_has_no_room_those_that_nobody_computes_with_are_unmapped(tmp_path: Path) -> None:
     native, sessions, key = CoreDouble(), sessions_of(tmp_path, first=X), "x:FP32:2,3;"
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native})
+    sessions.start({"d0": native}, OwnDouble())
     models = {name: model() for name in "abcd"}
     for name, each in models.items():
         each.version.version_id = each.version_id = name
