@@ -14,7 +14,7 @@ import torch
 import rouse
 import rouse_native
 from rouse_testkit.mesh import Mesh
-from rouse_testkit.tapes import EXECUTORS, branching, deploy, replays, ways, write_branching
+from rouse_testkit.tapes import EXECUTORS, branching, deploy, models, replays, ways, write_branching
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -127,5 +127,6 @@ def test_small_models_that_an_executor_has_no_room_for_at_once_all_answer(tmp_pa
             for name in names:
                 answered(client, name, up)
         assert {name: instances(client, name) for name in names} == before
+        assert 0 < len(models(mesh)) < len(names)
     finally:
         mesh.stop()
