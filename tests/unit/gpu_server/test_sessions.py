@@ -268,7 +268,7 @@ async def test_where_the_executor_has_no_room_those_that_nobody_computes_with_ar
     models = {name: model() for name in "abcd"}
     for name, each in models.items():
         each.version.version_id = each.version_id = name
-    device = Thing(name="d0", lease=None)
+    device: Any = Thing(name="d0", lease=None)
     residents: Any = {n: Thing(device=device, segment=RESIDENT.segment, model=m) for n, m in models.items()}
     await sessions.open(instance("i1"), models["a"], residents["a"], "a1")
     for name in "bc":
