@@ -66,8 +66,8 @@ class Settings:
     ahead: the part of the time to break even within which a request has to be expected for a return ahead of it.
     """
 
-    weight: float = 10.0
-    min_idle_s: float = 60.0
+    weight: float = 100.0
+    min_idle_s: float = 300.0
     ahead: float = 0.5
 
 

@@ -97,11 +97,11 @@ class GpuServerConfig(ServiceConfig):
         180.0, "how long a staged model keeps its place while no instance serves it yet, seconds", low=0, high=3600
     )
     host_weight: float = option(
-        10.0, "seconds of all host memory that one second of a request's waiting is worth: what sleeps longer leaves "
+        100.0, "seconds of all host memory that one second of a request's waiting is worth: what sleeps longer leaves "
         "host memory for disk; 0: nothing does", low=0, high=1e6,
     )  # fmt: skip
     host_min_idle_s: float = option(
-        60.0, "how long a model stays in host memory after its last request at least, seconds", low=0, high=1e6
+        300.0, "how long a model stays in host memory after its last request at least, seconds", low=0, high=1e6
     )
     host_look_s: float = option(5.0, "how often sleeping models are looked at, seconds", low=0.05, high=3600)
     decision_log: str = option("", "file that decisions are added to as JSON, up to 64 MiB, for replaying; empty: none")
