@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -115,6 +116,17 @@ def test_bad_uploads_are_refused_and_nothing_is_kept(mesh: Mesh, stub: pb.Functi
     assert refusal(stub.UploadBlob, parts("../../etc/passwd", len(data), data))[0] is bad
     assert list(stub.FindMissingBlobs(pb.FindMissingBlobsRequest(digests=[digest])).missing_digests) == [digest]
     assert mesh.footprint().object_bytes == before
+
+
+def test_whoever_still_sends_when_an_upload_is_refused_hears_why(stub: pb.FunctionServiceStub) -> None:
+    data = b"weights" * 100
+
+    def refused(count: int) -> grpc.StatusCode:
+        return refusal(stub.UploadBlob, parts("../../etc/passwd", len(data), *[data] * count))[0]
+
+    # One in ten heard of an internal error: the gateway was writing when the repository's call ended.
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(refused, [1, 3, 20] * 50)) == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def upload(stub: pb.FunctionServiceStub, path: str, data: bytes) -> pb.ArtefactFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 
@@ -17,6 +18,8 @@ from rouse_model_repository.inspection import paths, pickles
 from rouse_model_repository.state import Index
 
 LOG = logging.getLogger(__name__)
+# Of an upload that is refused, what is taken all the same.
+READ_ON_BYTES, READ_ON_S = 16 << 20, 2.0
 
 
 class Uploads:
@@ -41,6 +44,7 @@ class Uploads:
             outcome = "stored"
         except RouseError as error:
             outcome = error.reason.lower()
+            await _read_on(parts)
             raise
         except Exception:
             outcome = "failed"
@@ -101,3 +105,15 @@ class Uploads:
             self._index.add_blob(digest, upload.size_bytes, pickle)
             self._index.claim(digest, self._clock.now())
         LOG.debug("stored blob digest=%s size_bytes=%d", digest, upload.size_bytes)
+
+
+async def _read_on(parts: AsyncIterator[PutBlobRequest]) -> None:
+    """Takes what a client still sends of an upload that is refused, as far as that does not take long: a client of
+    grpc.aio that writes to a call which has just ended hears of an internal error instead of why it ended."""
+    left = READ_ON_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READ_ON_S):
+            async for part in parts:
+                left -= len(part.chunk)
+                if left < 0:
+                    return
