@@ -63,7 +63,11 @@ def _executor(mesh: Mesh) -> Victim:
     def living() -> list[psutil.Process]:
         return [p for p in _of_service(mesh, "gpu-server@node0") if "rouse-executor" in p.name()]
 
-    return Victim("executor@node0", lambda: _end(living()[:1]), lambda: bool(living()))
+    def kill() -> None:
+        (one,) = living()
+        _end([one])
+
+    return Victim("executor@node0", kill, lambda: bool(living()))
 
 
 def _of_service(mesh: Mesh, name: str) -> list[psutil.Process]:

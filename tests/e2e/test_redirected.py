@@ -150,6 +150,10 @@ def test_isolated_functions_have_executors_of_their_own(native_mesh: Mesh, tmp_p
     for name in ("alone", "alone-plain", "apart-plain"):
         client.delete(name)
     native_mesh.wait_until(lambda: executors(native_mesh) == shared, "nothing but the devices' executors is left")
+    # One that is there when the mesh stops goes with it: the fixture looks for what outlives it.
+    client.deploy(tmp_path / "alone")
+    np.testing.assert_array_equal(client.infer("alone", {"x": x}, timeout=60)["y"], want["alone"])
+    assert len(executors(native_mesh) - shared) == 1
 
 
 def answers(client: rouse.Client, name: str, x: np.ndarray, want: np.ndarray) -> bool:

@@ -10,10 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote
 
 from rouse_contracts.states import NAME
+
+if TYPE_CHECKING:
+    # Instances use this module, and need nothing of the control plane's contract.
+    from rouse_contracts.cluster import NodeReport
 
 DATATYPES = frozenset({
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64",
@@ -68,6 +72,16 @@ class Answers:
 def key(inputs: Iterable[Shaped]) -> str:
     """What requests have in common that the same tapes answer: the inputs, whatever their order."""
     return "".join(sorted(map(_text, inputs)))
+
+
+def counts(reports: Iterable[NodeReport]) -> dict[str, int]:
+    """Of each version that has tapes on one of these nodes the most that one has."""
+    found: dict[str, int] = {}
+    for report in reports:
+        for entry in report.residency:
+            if entry.tapes and entry.state != "ABSENT":
+                found[entry.version_id] = max(entry.tapes, found.get(entry.version_id, 0))
+    return found
 
 
 def name_of(answers: Answers) -> str | None:

@@ -114,7 +114,6 @@ def measure(run: Run) -> Sequence[Measure]:
         functions, family = Functions(meshed, run.folder), psutil.Process(meshed.process.pid)
         # The first brings the template's process, and what every function of its kind shares.
         functions.prepare([0])
-        time.sleep(1.0)
         first = _without_instances(meshed, family)
         found, done = {1: first}, 1
         took: dict[int, list[float]] = {}
@@ -150,7 +149,7 @@ def settled_cost(asleep: Resident, with_awake: Resident, awake: int) -> float:
 def _without_instances(meshed: mesh.Mesh, family: psutil.Process) -> Resident:
     """The node once no function has an instance. Raises NotAsleep."""
     until = time.monotonic() + TAPE_S
-    while any(f.ready_instances or f.state != "SLEEPING" for f in meshed.client.functions()):
+    while any(meshed.client.describe(f.name).instances for f in meshed.client.functions()):
         if time.monotonic() > until:
             raise NotAsleep(f"a function has an instance after {TAPE_S:.0f} s")
         time.sleep(POLL_S)

@@ -167,9 +167,7 @@ def _calm_of(load: Load, since: float) -> float:
     )
 
 
-def _report(
-    run: Run, loads: Sequence[Load], witness: Witness, struck: Sequence[Struck], quiet: float
-) -> list[Measure]:  # fmt: skip
+def _report(run: Run, loads: Sequence[Load], witness: Witness, struck: Sequence[Struck], quiet: float) -> list[Measure]:
     rows = []
     for s in struck:
         total = sum(s.ends.values())

@@ -16,7 +16,6 @@ from rouse_cluster_manager.adapters import rows
 from rouse_cluster_manager.adapters.neighbours import Neighbours
 from rouse_cluster_manager.addresses import assign
 from rouse_cluster_manager.fleet import Fleet
-from rouse_cluster_manager.reports import tape_counts
 from rouse_cluster_manager.state import at, function_state
 from rouse_common.clock import Clock
 from rouse_common.errors import (
@@ -30,6 +29,7 @@ from rouse_common.errors import (
 )
 from rouse_common.locks import KeyedLocks
 from rouse_contracts import cluster, functions, repository
+from rouse_contracts.tapes import counts
 from rouse_policy import placement
 from rouse_store import Database, Unit
 from rouse_store.models import DEFAULT_TENANT, DIGEST_PATTERN, Function, Instance, Version
@@ -103,7 +103,7 @@ class Catalogue:
 
     async def listed(self) -> cluster.ListFunctionsResponse:
         """Functions in the order of names, and versions with traffic beside the active ones."""
-        tapes = tape_counts(self._fleet.reports().values())
+        tapes = counts(self._fleet.reports().values())
 
         def work(unit: Unit) -> cluster.ListFunctionsResponse:
             by_version: dict[str, list[Instance]] = {}
@@ -250,7 +250,7 @@ def _describe(unit: Unit, name: str, reports: placing.Reports) -> cluster.GetFun
         function=summary(
             function,
             [row for row in instances if row.version_id == function.active.version_id],
-            tape_counts(reports.values()),
+            counts(reports.values()),
         ),
         versions=[rows.version_message(version) for version in function.versions],
         instances=[rows.instance_message(row) for row in instances],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from datetime import datetime
 
 from rouse_cluster_manager.adapters import rows
@@ -100,16 +99,6 @@ def routing_view(report: cluster.NodeReport) -> tuple[frozenset[RoutedKey], int]
     """What of a report gateways look at."""
     held = [entry for entry in report.residency if entry.state != "ABSENT"]
     return frozenset((_place(entry), entry.tapes > 0) for entry in held), report.queued_requests
-
-
-def tape_counts(reports: Iterable[cluster.NodeReport]) -> dict[str, int]:
-    """Of each version that has tapes the most that one node has."""
-    counts: dict[str, int] = {}
-    for report in reports:
-        for entry in report.residency:
-            if entry.tapes and entry.state != "ABSENT":
-                counts[entry.version_id] = max(entry.tapes, counts.get(entry.version_id, 0))
-    return counts
 
 
 def write_residency(unit: Unit, request: cluster.HeartbeatRequest, now: datetime) -> None:

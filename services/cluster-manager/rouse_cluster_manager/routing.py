@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 
 from rouse_cluster_manager import metrics, shares
 from rouse_cluster_manager.adapters import rows
-from rouse_cluster_manager.reports import tape_counts
 from rouse_cluster_manager.state import function_state
 from rouse_contracts import cluster, functions
+from rouse_contracts.tapes import counts
 from rouse_store import Unit
 from rouse_store.models import Function, Instance, Node, Placement, Version
 
@@ -65,7 +65,7 @@ def build(
     by_version: dict[str, list[Instance]] = {}
     for row in instances:
         by_version.setdefault(row.version_id, []).append(row)
-    tapes = tape_counts(report for node_id, report in reports.items() if node_id in ready_nodes)
+    tapes = counts(report for node_id, report in reports.items() if node_id in ready_nodes)
     table = cluster.RoutingTable()
     for function in found:
         if function.state == "ACTIVE":

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from rouse_cache import VERSION_MARK, Activity
 from rouse_contracts import cluster, functions
+from rouse_contracts.tapes import counts
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,7 @@ class View:
     @cached_property
     def tapes(self) -> Mapping[str, int]:
         """Of each version that has tapes on a node that serves, the most that one has."""
-        counts: dict[str, int] = {}
-        for node in self.nodes:
-            for entry in node.report.residency if node.state == cluster.NODE_STATE_READY else ():
-                if entry.tapes:
-                    counts[entry.version_id] = max(entry.tapes, counts.get(entry.version_id, 0))
-        return counts
+        return counts(node.report for node in self.nodes if node.state == cluster.NODE_STATE_READY)
 
 
 def rate_of(target: Target, activity: Mapping[str, Activity] | None) -> float | None:

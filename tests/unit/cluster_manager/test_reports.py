@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from rouse_cluster_manager.reports import check_node, check_report, residency_key, routing_view, tape_counts
+from rouse_cluster_manager.reports import check_node, check_report, residency_key, routing_view
 from rouse_common.errors import InvalidArgument
 from rouse_contracts import cluster, functions
+from rouse_contracts.tapes import counts
 
 
 def node(**fields: Any) -> cluster.Node:
@@ -111,4 +112,4 @@ def test_routing_looks_at_whether_there_are_tapes_and_not_at_how_many() -> None:
 def test_of_each_version_the_most_tapes_of_a_node_count() -> None:
     one, other = report("HOST", "DEVICE"), report("HOST", "ABSENT", "DISK")
     one.residency[0].tapes, other.residency[0].tapes, other.residency[1].tapes = 2, 3, 7
-    assert tape_counts([one, other]) == {"v0": 3}
+    assert counts([one, other]) == {"v0": 3}

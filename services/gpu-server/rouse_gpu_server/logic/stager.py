@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -212,8 +212,9 @@ class Stager:
         return freed
 
     async def _make_disk_room(self, digest: str, need: int) -> None:
+        served = self._pool.served()
         entries = tuple(
-            residency.Entry(a.digest, a.message.size_bytes, a.last_used_at, self._stays(a), self._loss(a))
+            residency.Entry(a.digest, a.message.size_bytes, a.last_used_at, self._stays(a, served), self._loss(a))
             for a in self._pool.artefacts.values()
             if a.on_disk and a.message is not None
         )
@@ -291,8 +292,9 @@ class Stager:
         self._imaged(artefact, f"copied {artefact.image_bytes} B to host memory")
 
     async def _make_host_room(self, artefact: Artefact, need: int) -> None:
+        served = self._pool.served()
         entries = tuple(
-            residency.Entry(a.digest, round_up(a.image_bytes), a.last_used_at, self._stays(a), self._loss(a))
+            residency.Entry(a.digest, round_up(a.image_bytes), a.last_used_at, self._stays(a, served), self._loss(a))
             for a in self._pool.artefacts.values()
             if a.image is not None
         )
@@ -335,7 +337,8 @@ class Stager:
     async def leave_host_memory(self, artefact: Artefact, reason: str) -> bool:
         """Drops an artefact's image, unless something has come to need it meanwhile; whether it did."""
         async with self._host_room:
-            if artefact.image is None or self._stays(artefact) or artefact.digest in self._staging:
+            stays = self._stays(artefact, self._pool.served())
+            if artefact.image is None or stays or artefact.digest in self._staging:
                 return False
             await self._drop_image(artefact, reason)
         return True
@@ -356,8 +359,18 @@ class Stager:
 
     # ---- both ----
 
-    def copy(self, artefact: Artefact, now: float) -> tiering.Copy:
-        """An artefact as the policy of the tiers sees it; `now` in monotonic seconds."""
+    def copies(self, digests: Collection[str], now: float) -> tuple[tiering.Copy, ...]:
+        """Those of the artefacts that have weights and are at rest, as the policy of the tiers sees them; `now` in
+        monotonic seconds."""
+        served = self._pool.served()
+        return tuple(
+            self._copy(artefact, now, self._stays(artefact, served))
+            for artefact in self._pool.artefacts.values()
+            if artefact.digest in digests and artefact.on_disk and artefact.image_bytes
+            if artefact.digest not in self._staging
+        )
+
+    def _copy(self, artefact: Artefact, now: float, in_use: str = "") -> tiering.Copy:
         size = round_up(artefact.image_bytes) or artefact.message.size_bytes if artefact.message is not None else 0
         return tiering.Copy(
             digest=artefact.digest,
@@ -366,14 +379,14 @@ class Stager:
             gaps=artefact.gaps,
             return_s=artefact.return_s or size / self._image_rate,
             in_memory=artefact.machine.state is Tier.HOST,
-            in_use=self._stays(artefact),
+            in_use=in_use,
         )
 
     def _loss(self, artefact: Artefact) -> float:
-        return tiering.loss(self.copy(artefact, self._clock.monotonic()))
+        return tiering.loss(self._copy(artefact, self._clock.monotonic()))
 
-    def _stays(self, artefact: Artefact) -> str:
-        return self._pool.artefact_in_use(artefact, self._clock.monotonic())
+    def _stays(self, artefact: Artefact, served: Collection[str]) -> str:
+        return self._pool.artefact_in_use(artefact, served, self._clock.monotonic())
 
     def _decide(self, snapshot: residency.Snapshot) -> residency.Decision:
         decision, _ = residency.decide(snapshot, residency.State(), residency.Settings(), self._clock.monotonic())

@@ -11,7 +11,6 @@ from rouse_gpu_server import metrics
 from rouse_gpu_server.logic.stager import Stager
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.pool import Pool
-from rouse_gpu_server.state.records import Artefact
 from rouse_policy import golden, tiering
 
 LOG = logging.getLogger(__name__)
@@ -66,13 +65,6 @@ class Tiering:
                 metrics.TIER_DROPPED.labels("host").inc()
 
     def _snapshot(self, now: float) -> tiering.Snapshot:
-        copies = tuple(
-            self._stager.copy(artefact, now)
-            for artefact in self._pool.artefacts.values()
-            if artefact.on_disk and artefact.image_bytes and not self._stager.is_staging(artefact.digest)
-            if self._known(artefact)
-        )
-        return tiering.Snapshot(self._capacity_bytes, self._capacity_bytes - self._stager.host_used_bytes, copies)
-
-    def _known(self, artefact: Artefact) -> bool:
-        return any(not model.dropping for model in self._pool.models_of(artefact.digest))
+        known = {model.artefact.digest for model in self._pool.models.values() if not model.dropping}
+        free = self._capacity_bytes - self._stager.host_used_bytes
+        return tiering.Snapshot(self._capacity_bytes, free, self._stager.copies(known, now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rouse_gpu_server.state.records import Artefact, Device, Executor, Lease, Model, Resident
@@ -61,11 +62,16 @@ class Pool:
             size_bytes + working_bytes <= d.ledger.capacity_bytes for d in self.devices.values()
         )
 
-    def artefact_in_use(self, artefact: Artefact, now: float) -> str:
+    def served(self) -> set[str]:
+        """Digests of the artefacts that an instance serves."""
+        living = (self.models.get(e.version_id) for e in self.executors.values() if e.alive)
+        return {model.artefact.digest for model in living if model is not None}
+
+    def artefact_in_use(self, artefact: Artefact, served: Collection[str], now: float) -> str:
         """Why an artefact must stay on its tiers (`now` in monotonic seconds); empty where it may go."""
         if artefact.pins:
             return "being read"
-        if any(self.executors_of(m.version_id) for m in self.models_of(artefact.digest)):
+        if artefact.digest in served:
             return "an instance serves it"
         if artefact.held_until > now:
             return f"staged for an instance that has {artefact.held_until - now:.0f} s to appear"
