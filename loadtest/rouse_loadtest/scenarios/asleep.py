@@ -149,7 +149,8 @@ def settled_cost(asleep: Resident, with_awake: Resident, awake: int) -> float:
 def _without_instances(meshed: mesh.Mesh, family: psutil.Process) -> Resident:
     """The node once no function has an instance. Raises NotAsleep."""
     until = time.monotonic() + TAPE_S
-    while any(meshed.client.describe(f.name).instances for f in meshed.client.functions()):
+    client = meshed.client
+    while any(i.state != "ENDED" for f in client.functions() for i in client.describe(f.name).instances):
         if time.monotonic() > until:
             raise NotAsleep(f"a function has an instance after {TAPE_S:.0f} s")
         time.sleep(POLL_S)
