@@ -83,6 +83,27 @@ def test_a_sleeping_function_answers_without_a_process(mesh: Mesh, tmp_path: Pat
         assert client.describe(name).function.state == "SLEEPING"
 
 
+def test_a_restarted_gpu_server_answers_for_functions_that_sleep(mesh: Mesh, tmp_path: Path) -> None:
+    client, (up, _) = mesh.client(), ways(6, SIZE)
+    for name in ("one", "two"):
+        deploy(client, write_branching(tmp_path / name, name, size=SIZE), name, "rouse")
+        record(mesh, client, name, up)
+        client.sleep(name)
+        falls_asleep(mesh, client, name)
+    before = {name: instances(client, name) for name in ("one", "two")}
+    mesh.kill("gpu-server@node0")
+    for _ in range(2):
+        for name in before:
+            answered(client, name, up)
+            assert mesh.instance_pids(name) == []
+    assert {name: instances(client, name) for name in before} == before
+    # Of the one that the device holds now, since it was mapped.
+    assert replays(mesh) == 1
+    for name in before:
+        assert client.describe(name).function.state == "SLEEPING"
+        assert client.describe(name).usage.failures == 0
+
+
 def test_an_idle_function_is_let_go_and_woken_by_what_no_tape_answers(mesh: Mesh, tmp_path: Path) -> None:
     client, (up, down) = mesh.client(), ways(4, SIZE)
     folder = write_branching(tmp_path / "idle", "idle", size=SIZE, extra="[scaling]\nidle_timeout_s = 1")

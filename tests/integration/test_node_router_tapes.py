@@ -204,6 +204,15 @@ async def test_a_tape_that_refuses_leaves_it_to_an_instance_or_to_nobody(mesh: R
     assert not any(release.abandoned for release in mesh.devices.releases)
 
 
+async def test_a_gpu_server_that_restarts_meanwhile_is_asked_for_tapes_again(
+    mesh: RouterNode, core: CoreDouble
+) -> None:
+    mesh.devices.refusals.append(Unavailable("GPU_SERVER_LOST", "it went away"))
+    assert (await mesh.infer("r", inputs=X, tapes_only=True)).outputs == b"taped"
+    assert core.asked == {"r": 1}
+    await mesh.all_released()
+
+
 async def test_without_an_instance_an_executor_that_dies_in_a_replay_is_one_typed_error(
     mesh: RouterNode, core: CoreDouble
 ) -> None:

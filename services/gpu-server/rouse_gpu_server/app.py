@@ -31,7 +31,7 @@ from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
 from rouse_gpu_server.logic.membership import Membership
 from rouse_gpu_server.logic.recordings import Recordings
-from rouse_gpu_server.logic.sessions import Sessions
+from rouse_gpu_server.logic.sessions import Sessions, records
 from rouse_gpu_server.logic.shelf import Shelf, torch_version
 from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
@@ -136,7 +136,10 @@ class GpuServer:
         stager = Stager(pool, repository, disk, images, background, wakeup, clock, threads[1], limits)
         await stager.recover()
         kind = next(device.kind for device in pool.devices.values())
-        shelf = Shelf(repository, disk, stager, threads[1], kind, torch_version())
+        shelf = Shelf(
+            repository, disk, stager, threads[1], kind, torch_version(),
+            lambda artefact: [m.version for m in pool.models_of(artefact.digest) if records(m.version.spec)],
+        )  # fmt: skip
         sessions = Sessions(self._memory, shelf, background)
         attachments = Attachments(
             pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
@@ -159,6 +162,8 @@ class GpuServer:
             pool, attachments, stager, shelf, sessions, swapper, dispatcher, background, wakeup, clock,
             settle_limit_s=config.detach_limit_s, stage_hold_s=config.stage_hold_s,
         )  # fmt: skip
+        if config.executors:
+            membership.recall(await shelf.recover(list(pool.artefacts.values())))
         export_gauges(pool)
 
         def shown() -> contract.DescribeDevicesResponse:

@@ -148,8 +148,7 @@ class Requests:
                     sequence.instance_id = ticket.instance_id
                 self._queues.unexecuted(ticket)
                 pause_s = 0.0 if ticket.tape_key else RETRY_PAUSE_S * attempt
-                # Whatever was wrong with its tapes: an instance, where there is one, answers all requests.
-                ticket.tape_key = ""
+                ticket.tape_key = _tapes_after(refused, ticket)
                 metrics.RETRIES.labels(refused.reason).inc()
                 if attempt == TRIES:
                     raise no_instance(self._node_id, request, f"{refused} (after {attempt} tries)") from None
@@ -307,6 +306,12 @@ class Requests:
         if left <= 0:
             raise expired(ticket.request)
         return left
+
+
+def _tapes_after(refused: NotExecuted, ticket: Ticket) -> str:
+    """The tapes that a request asks for next. Where they failed it, whatever was wrong: none, for an instance, where
+    there is one, answers all requests."""
+    return ticket.tape_key if refused.reason == "GPU_SERVER_LOST" else ""
 
 
 def _status(error: BaseException | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -24,6 +25,7 @@ from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Artefact as Record
+from rouse_gpu_server.state.records import Model
 from rouse_gpu_server.state.waiting import WaitingList
 from rouse_gpu_server.state.wakeup import Wakeup
 from rouse_model_repository.app import ModelRepositoryApp
@@ -34,6 +36,7 @@ from rouse_testkit.running import running
 MIB = 1 << 20
 BASE = 0x5000_0000_0000
 TAPE = StateKind.STATE_KIND_TAPE
+TAPE_NAME = "x:FP32:2,3;>y;#0"
 
 
 class Tiers:
@@ -50,13 +53,17 @@ class Tiers:
         self._background = Background(group)
         repository, self.disk = Repository(self._channels, self._address), Disk(self.folder / "cache")
         images = Images(self.folder / "host")
+        self.pool = Pool({}, WaitingList(1))
         self.stager = Stager(
-            Pool({}, WaitingList(1)), repository, self.disk, images, self._background, Wakeup(), SystemClock(),
+            self.pool, repository, self.disk, images, self._background, Wakeup(), SystemClock(),
             self._threads, TierLimits(16 * MIB, self._cache_bytes, 30.0),
         )  # fmt: skip
         self.stager.clear_devices = self._nothing
         await self.stager.recover()
-        self.shelf = Shelf(repository, self.disk, self.stager, self._threads, "host", self._torch)
+        self.shelf = Shelf(
+            repository, self.disk, self.stager, self._threads, "host", self._torch,
+            lambda artefact: [model.version for model in self.pool.models_of(artefact.digest)],
+        )  # fmt: skip
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -165,6 +172,82 @@ async def test_what_is_replaced_or_dropped_leaves_the_disk(
         record = await a.stage(version)
         assert a.shelf.path(record) is None
         assert a.stager.disk_used_bytes == artefact.size_bytes
+
+
+def serve(node: Tiers, version: FunctionVersion) -> None:
+    """The node knows the version, as it does once an instance was to be started."""
+    node.pool.models[version.version_id] = Model(version, node.stager.artefact(version.artefact_digest))
+
+
+async def recovered(node: Tiers) -> list[tuple[FunctionVersion, list[bytes]]]:
+    """What a node that has just started knows, without anybody's help, of versions and their tapes."""
+    found = await node.shelf.recover(list(node.pool.artefacts.values()))
+    return [(v, [path.read_bytes() for _, _, path in node.shelf.tapes(v, artefact)]) for v, artefact in found]
+
+
+async def test_a_node_that_restarts_knows_what_tapes_answer(
+    node: Callable[..., Tiers], repository: tuple[str, RepositoryClient]
+) -> None:
+    client = repository[1]
+    version, other = (
+        version_of(await client.deploy(MODEL)),
+        version_of(await client.deploy(MODEL | {"notes.txt": b"another one"})),
+    )
+    other.version_id = "g-1"
+    async with node("a") as a:
+        for each in (version, other):
+            serve(a, each)
+            await publish(a, each, TAPE_NAME, each.version_id.encode())
+    async with node("a") as a:
+        found = sorted(await recovered(a), key=lambda row: row[0].version_id)
+        assert found == [(version, [b"f-1"]), (other, [b"g-1"])]
+        assert a.shelf.tape_count(version, a.stager.artefact(version.artefact_digest)) == 1
+        # What is dropped is not remembered; a version that was not told of is.
+        await a.stager.drop(a.stager.artefact(other.artefact_digest), "the test says so")
+        serve(a, version)
+        second = FunctionVersion.FromString(version.SerializeToString())
+        second.version_id = "f-2"
+        serve(a, second)
+        await a.stage(second)
+    async with node("a") as a:
+        assert sorted(v.version_id for v, _ in await recovered(a)) == ["f-1", "f-2"]
+        # The second one is dropped.
+        serve(a, version)
+        await a.shelf.keep(a.stager.artefact(version.artefact_digest))
+    async with node("a") as a:
+        assert [v.version_id for v, _ in await recovered(a)] == ["f-1"]
+    async with node("a", torch="2.11.0") as a:
+        assert await recovered(a) == []
+        assert not a.disk.states(version.artefact_digest).exists()
+
+
+@pytest.mark.parametrize("damage", ["record", "record's end", "no record", "tape", "tape's end", "no tape", "place"])
+async def test_what_is_not_what_was_written_down_is_not_recovered(
+    node: Callable[..., Tiers], repository: tuple[str, RepositoryClient], damage: str
+) -> None:
+    version = version_of(await repository[1].deploy(MODEL))
+    async with node("a") as a:
+        serve(a, version)
+        await publish(a, version, TAPE_NAME, b"a good tape")
+        record = a.disk.record(version.artefact_digest)
+        (tape,) = a.disk.states(version.artefact_digest).iterdir()
+        path = tape if "tape" in damage else record
+        path.chmod(0o600)
+        data = path.read_bytes()
+        if damage.startswith("no "):
+            path.unlink()
+        elif damage == "place":
+            elsewhere = data.replace(version.artefact_digest.encode(), b"ab" * 32)
+            path.write_bytes(hashlib.sha256(elsewhere[32:]).digest() + elsewhere[32:])
+        elif damage.endswith("end"):
+            path.write_bytes(data[:-1])
+        else:
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    async with node("a") as a:
+        assert await recovered(a) == []
+        # With model-repository it is as ever.
+        artefact = await a.stage(version)
+        assert len(a.shelf.tapes(version, artefact)) == 1
 
 
 async def test_states_survive_a_restart_of_the_node_and_those_of_nobody_do_not(

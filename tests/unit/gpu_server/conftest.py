@@ -164,6 +164,9 @@ class CoreDouble:
         self.link, self.died = "unix:core", False
         self.images: dict[str, Path] = {}
 
+    async def serving(self) -> None:
+        """As soon as it is asked."""
+
     async def map_model(
         self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
     ) -> None:
@@ -263,7 +266,7 @@ class Bench:
         disk, images = Disk(self.folder / "cache"), Images(self.folder / "host")
         self.stager = Stager(pool, outside, disk, images, background, wakeup, clock, self._threads[1], limits)
         await self.stager.recover()
-        shelf = TapedShelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0")
+        shelf = TapedShelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0", lambda _: ())
         sessions = Sessions(self.folder, shelf, background)
         sessions.start(self.cores, NobodyIsolated())
         self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)

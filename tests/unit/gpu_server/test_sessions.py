@@ -28,6 +28,7 @@ class CoreDouble:
         self.calls: list[tuple[str, str]] = []
         self.failure: Unavailable | None = None
         self.link, self.recording = "unix:core", False
+        self.served = False
         # How many versions it has room for.
         self.room, self.mapped = 9, 0
 
@@ -36,15 +37,20 @@ class CoreDouble:
         if self.failure is not None:
             raise self.failure
 
+    async def serving(self) -> None:
+        self.served = True
+
     async def map_model(
         self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
     ) -> None:
+        assert self.served
         self._note("map", version_id)
         if self.mapped >= self.room:
             raise ResourceExhausted("DEVICE_MEMORY_FULL", "no room")
         self.mapped += 1
 
     async def unmap_model(self, version_id: str) -> None:
+        assert self.served
         self._note("unmap", version_id)
         self.mapped = max(0, self.mapped - 1)
 

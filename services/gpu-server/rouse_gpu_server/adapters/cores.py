@@ -29,6 +29,8 @@ class Core(Protocol):
 
     link: str
 
+    async def serving(self) -> None: ...
+
     async def map_model(
         self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
     ) -> None: ...
@@ -53,10 +55,13 @@ class NativeCore:
         self._process, self._limit_s = process, limit_s
         self.link = process.client.address
 
+    async def serving(self) -> None:
+        """Waits until it answers: it takes a while after its start, and after the node's."""
+        await self._process.serving(START_S)
+
     async def map_model(
         self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
     ) -> None:
-        await self._process.serving(START_S)
         await self._process.client.map_model(
             version_id, attachment_id,
             base=base, size_bytes=size_bytes, image=image, layout=layout, timeout_s=self._limit_s,

@@ -96,12 +96,12 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._blobs, self._artefacts, self.temporary = root / "blobs", root / "artefacts", root / "tmp"
-        self._states = root / "states"
+        self._states, self._records = root / "states", root / "records"
 
     def recover(self) -> dict[str, Artefact]:
         """Clears what was not finished and returns the artefacts that are whole."""
         shutil.rmtree(self.temporary, ignore_errors=True)
-        for folder in (self._blobs, self._artefacts, self._states, self.temporary):
+        for folder in (self._blobs, self._artefacts, self._states, self._records, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
         found = {}
         for folder in list(self._artefacts.iterdir()):
@@ -113,6 +113,9 @@ class Disk:
         for folder in self._states.iterdir():
             if folder.name not in found:
                 _remove_tree(folder)
+        for record in self._records.iterdir():
+            if record.name not in found:
+                record.unlink()
         for path in self._blobs.iterdir():
             if path.stat().st_nlink == 1:
                 path.unlink()
@@ -143,6 +146,10 @@ class Disk:
     def states(self, digest: str) -> Path:
         """Folder of an artefact's materialised states; there once one was placed."""
         return self._states / digest
+
+    def record(self, digest: str) -> Path:
+        """File that says what of an artefact's states is here, and for which versions (adapters.shelf_records)."""
+        return self._records / digest
 
     def missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Those of some blobs (digest: bytes) that are not here."""
@@ -223,6 +230,7 @@ class Disk:
         if states.is_dir():
             freed += sum(self._remove_state(path, keep) for path in list(states.iterdir()))
             states.rmdir()
+        self.record(artefact.digest).unlink(missing_ok=True)
         _remove_tree(self._artefacts / artefact.digest)
         for digest, size in {f.digest: f.size_bytes for f in artefact.files}.items():
             freed += self._remove_blob(digest, keep, size)

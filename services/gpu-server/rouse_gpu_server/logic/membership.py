@@ -72,6 +72,11 @@ class Membership:
         artefact.held_until = self._clock.monotonic() + self._hold_s
         return artefact
 
+    def recall(self, found: Iterable[tuple[FunctionVersion, Artefact]]) -> None:
+        """Versions of an earlier life that tapes answer: they are known before an instance of theirs is started."""
+        for version, _ in found:
+            self._register(version)
+
     def states_path(self, artefact: Artefact) -> str:
         """Folder of the artefact's materialised states; empty where it has none on this node."""
         return str(self._shelf.path(artefact) or "")
@@ -121,6 +126,8 @@ class Membership:
         artefact = self._pool.artefacts.get(digest)
         if artefact is not None and not self._pool.models_of(digest):
             host, disk = await self._stager.drop(artefact, "its last version is dropped")
+        elif artefact is not None:
+            await self._shelf.keep(artefact)
         LOG.info(
             "dropped function=%s version=%s device_bytes=%d host_bytes=%d disk_bytes=%d",
             model.function if model is not None else "unknown", version_id, device, host, disk,

@@ -153,6 +153,7 @@ class Sessions:
     async def _map(self, native: Core, session: _Session, model: Model, resident: Resident, attachment_id: str) -> None:
         """Maps a version that is not mapped. Raises RouseError."""
         assert resident.segment is not None
+        await native.serving()
         if not session.own:
             # What an earlier life, or a call that was cut short, left there has no session of ours.
             await native.unmap_model(session.version_id)

@@ -7,22 +7,24 @@ wrong here is logged and nothing fails.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from rouse_common.errors import DataLoss, RouseError
+from rouse_common.errors import RouseError
 from rouse_contracts import specs, tapes
 from rouse_contracts import states as rules
 from rouse_contracts.functions import FunctionVersion
 from rouse_contracts.repository import MadeWith, State, StateKind
 from rouse_gpu_server import metrics
-from rouse_gpu_server.adapters.disk import Disk, check_digest
+from rouse_gpu_server.adapters import shelf_records
+from rouse_gpu_server.adapters.disk import Disk
 from rouse_gpu_server.adapters.repository import Repository
 from rouse_gpu_server.logic.stager import Stager
 from rouse_gpu_server.logic.work import in_thread
@@ -54,6 +56,7 @@ class Shelf:
     Args:
         device_type: of the node's devices, "host" or "cuda".
         torch: version of PyTorch that executors and instances use.
+        versions: the versions of an artefact that tapes may answer.
     """
 
     def __init__(
@@ -64,9 +67,12 @@ class Shelf:
         threads: ThreadPoolExecutor,
         device_type: str,
         torch: str,
+        versions: Callable[[Artefact], Iterable[FunctionVersion]],
     ) -> None:
         self._repository, self._disk, self._stager, self._threads = repository, disk, stager, threads
-        self._device_type, self._torch = device_type, torch
+        self._device_type, self._torch, self._versions = device_type, torch, versions
+        # One record at a time: what is written last is what there is.
+        self._writing = asyncio.Lock()
 
     def made_with(self, version: FunctionVersion, artefact: Artefact) -> MadeWith:
         """What a state of this version that is made here depends on."""
@@ -79,17 +85,21 @@ class Shelf:
             base=version.addresses.base,
         )
 
+    def _of_any_program(self, version: FunctionVersion, artefact: Artefact) -> MadeWith:
+        """The same for all versions of an artefact, which share a folder."""
+        made = self.made_with(version, artefact)
+        made.ClearField("program_digest")
+        return made
+
     async def refresh(self, version: FunctionVersion, artefact: Artefact) -> None:
         """Brings the states that hold here to the node; what does not any more goes. Never fails."""
         if not specs.is_redirected(version.spec) or not version.HasField("addresses") or artefact.message is None:
             return
-        wanted = self.made_with(version, artefact)
-        wanted.ClearField("program_digest")  # versions of one artefact share the folder
         artefact.pins += 1
         try:
-            found = await self._repository.list_states(artefact.digest, wanted)
-            checked = _checked(artefact.digest, found)
-            await self._place(artefact, checked)
+            found = await self._repository.list_states(artefact.digest, self._of_any_program(version, artefact))
+            shelf_records.check_states(artefact.digest, found)
+            await self._place(artefact, found)
         except (RouseError, OSError) as error:
             metrics.STATES_FAILED.labels("fetch").inc()
             LOG.warning("no states artefact=%s reason=%s", artefact.digest, error)
@@ -107,8 +117,79 @@ class Shelf:
             await in_thread(self._threads, threading.Event(), lambda: place(artefact.digest, {}, self._stager.wanted))
             return
         artefact.states = tuple(states)
+        await self.keep(artefact)
         if fetched:
             LOG.info("states fetched artefact=%s count=%d size_bytes=%d", artefact.digest, len(states), fetched)
+
+    # ---- over restarts ----
+
+    async def keep(self, artefact: Artefact) -> None:
+        """Writes down what of an artefact's states is here and for which versions. Never fails: without it those are
+        known again when an instance of theirs is started."""
+        async with self._writing:
+            states, versions = artefact.states, list(self._versions(artefact))
+            path = self._disk.record(artefact.digest)
+
+            def write() -> None:
+                # Dropped meanwhile: nothing of it is to be left.
+                if states and versions and artefact.on_disk:
+                    shelf_records.write(path, artefact.digest, states, versions)
+                else:
+                    path.unlink(missing_ok=True)
+
+            try:
+                await in_thread(self._threads, threading.Event(), write)
+                if not artefact.on_disk:
+                    path.unlink(missing_ok=True)
+            except (RouseError, OSError) as error:
+                metrics.STATES_FAILED.labels("keep").inc()
+                LOG.warning("not written down artefact=%s reason=%s", artefact.digest, error)
+
+    async def recover(self, artefacts: Iterable[Artefact]) -> list[tuple[FunctionVersion, Artefact]]:
+        """Finds the states of artefacts that an earlier life left on disk, and checks them; the versions that they
+        hold for. Never fails: what does not hold is said, and removed."""
+        found = []
+        for artefact in artefacts:
+            if not artefact.on_disk:
+                continue
+            try:
+                found += await self._recover(artefact)
+            except (RouseError, OSError) as error:
+                metrics.STATES_FAILED.labels("recover").inc()
+                LOG.warning("states not recovered artefact=%s reason=%s", artefact.digest, error)
+        if found:
+            LOG.info("recovered versions=%d that tapes answer", len(found))
+        return found
+
+    async def _recover(self, artefact: Artefact) -> list[tuple[FunctionVersion, Artefact]]:
+        digest, nothing = artefact.digest, threading.Event()
+        path, folder = self._disk.record(digest), self._disk.states(digest)
+        try:
+            record = await in_thread(self._threads, nothing, lambda: shelf_records.read(path, digest))
+        except RouseError:
+            await in_thread(self._threads, nothing, lambda: path.unlink(missing_ok=True))
+            raise
+        if record is None:
+            return []
+
+        wanted = [self._of_any_program(version, artefact) for version in record.versions]
+
+        def checked() -> list[State]:
+            states = []
+            for state in record.states:
+                if not any(rules.matches(state.made_with, made) for made in wanted):
+                    continue
+                try:
+                    shelf_records.check_file(state, folder / rules.file_name(state))
+                    states.append(state)
+                except RouseError as error:
+                    LOG.warning("state not recovered artefact=%s reason=%s", digest, error)
+            names = {rules.file_name(state): state.digest for state in states}
+            self._disk.place_states(digest, names, self._stager.wanted)
+            return states
+
+        artefact.states = tuple(await in_thread(self._threads, nothing, checked))
+        return [(version, artefact) for version in record.versions if self.tapes(version, artefact)]
 
     def path(self, artefact: Artefact) -> Path | None:
         """The folder of an artefact's states; None where it has none here."""
@@ -167,19 +248,6 @@ class Shelf:
         finally:
             artefact.pins -= 1
         return kept
-
-
-def _checked(artefact: str, states: Sequence[State]) -> list[State]:
-    """What model-repository said, as far as it may be put on disk. Raises DataLoss BAD_STATE | BAD_DIGEST."""
-    if len(states) > rules.MAX_STATES or sum(state.size_bytes for state in states) > rules.MAX_TOTAL_BYTES:
-        raise DataLoss("BAD_STATE", f"model-repository names {len(states)} states of artefact {artefact}: too many")
-    for state in states:
-        check_digest(state.digest, f"a state of artefact {artefact}")
-        try:
-            rules.check(state)
-        except rules.BadState as error:
-            raise DataLoss("BAD_STATE", f"model-repository names a state of artefact {artefact}: {error}") from None
-    return list(states)
 
 
 def _measure(path: Path) -> tuple[str, int]:
