@@ -113,6 +113,10 @@ class Board:
             heavy=resident.device in model.heavy_on,
         )
 
+    def _used_at(self, name: str) -> float:
+        """When a device last executed or loaded something, as far as what is on it tells."""
+        return max((resident.last_used_at for resident in self.on[name].values()), default=float("-inf"))
+
     # ---- where a load comes from ----
 
     def _holders(self, version: str) -> tuple[str, ...]:

@@ -12,13 +12,19 @@ candidate at all. Among the candidates:
 5. The copy of a pinned model that stays on a device never leaves.
 6. A claimant that is itself on another device evicts only copies, until `may_evict_last` says that it
    has waited for that device long enough.
-7. The rest goes light models first, whose next swap costs their requests little (see `heaviness`), heavy ones after
+7. For a further copy (`further`) nothing leaves that would soon have to come back, however long the claimant waits:
+   what requests wait for, what was loaded less than `min_residency_s` ago, and what was used within `away_gaps` of the
+   mean time between its requests, unless the claimant's requests come `rarer` times as often. Else two models that have
+   more requests than a device can answer take turns at evicting each other's copies, and each load comes on top of
+   what there is too much of already.
+8. The rest goes light models first, whose next swap costs their requests little (see `heaviness`), heavy ones after
    them, each by least recent use; and no more of it than is needed. By `Order.LRU` heaviness does not count: the
    baseline Torpor-LRU.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -68,6 +74,8 @@ class Claim:
         size_bytes, working_bytes: as for candidates.
         overdue: it has waited past its patience.
         may_evict_last: it may evict the last copy of a model; False while it waits for another device.
+        further: another device holds its model already, or loads it: this would be a further copy.
+        gap_s: as for candidates.
     """
 
     turn: int
@@ -75,6 +83,8 @@ class Claim:
     working_bytes: int
     overdue: bool = False
     may_evict_last: bool = True
+    further: bool = False
+    gap_s: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -102,10 +112,18 @@ class State:
 
 @dataclass(frozen=True)
 class Settings:
-    """min_residency_s: how long a hot model stays after its load; order: whether heavy models leave last."""
+    """Args:
+    min_residency_s: how long a hot model stays after its load.
+    order: whether heavy models leave last.
+    away_gaps: a model that was unused for so many of its mean gaps is not expected back soon.
+    rarer: a further copy takes the place of what is asked for so many times as rarely, used or not.
+    """
 
     min_residency_s: float = 0.25
     order: Order = Order.POOL
+    # Of requests that come at random, one in twenty comes after a longer gap.
+    away_gaps: float = 3.0
+    rarer: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -166,6 +184,10 @@ def spared_because(
     """Why a candidate may not leave for a claim now, and until when at most where time alone changes it."""
     if candidate.first_turn is not None and candidate.first_turn < claim.turn:
         return "a request waits for it whose turn is earlier", None
+    if claim.further:
+        note, until = _in_use(candidate, claim, settings, now)
+        if note:
+            return note, until
     if candidate.is_copy:
         return None, None
     if candidate.pinned:
@@ -179,6 +201,19 @@ def spared_because(
     until = candidate.loaded_at + settings.min_residency_s
     if candidate.gap_s < settings.min_residency_s and now < until:
         return f"hot (a request every {candidate.gap_s:.3f} s) and stays {until - now:.3f} s more", until
+    return None, None
+
+
+def _in_use(candidate: Candidate, claim: Claim, settings: Settings, now: float) -> tuple[str | None, float | None]:
+    """Why a model would soon have to come back if it left for a further copy of another one, and until when at most."""
+    if candidate.first_turn is not None:
+        return "a request waits for it", None
+    until = candidate.loaded_at + settings.min_residency_s
+    # Of what was asked for once nothing is known yet.
+    if math.isfinite(candidate.gap_s) and not candidate.gap_s >= settings.rarer * claim.gap_s:
+        until = max(until, candidate.last_used_at + settings.away_gaps * candidate.gap_s)
+    if now < until:
+        return f"in use, no further copy of another takes its place for {until - now:.3f} s more", until
     return None, None
 
 

@@ -3,15 +3,17 @@
 The order of preference is that of Torpor's Algorithm 1 (section 5.3), for each waiting request in the
 order of the snapshot, which is that of arrival within a tenant and by shares between tenants (`fairness`):
 
-1. a device that holds the model and is idle, best one that an executor is attached to already;
+1. a device that holds the model and is idle, best one that an executor is attached to already, then the one that has
+   rested longest, so that devices take turns;
 2. an idle device with room, then an idle one where enough can be evicted (see `eviction`);
 3. where another device holds the model, or loads it: wait for that one;
 4. else a busy device, so that the load overlaps what executes there.
 
 **Where a load goes** is Algorithm 1's choice (`interference`), among the idle devices that can take it, else among the
-busy ones; those where fewest bytes have to leave come first, where it has no preference. It also names the source: a
-device with a direct link that holds the model, else host memory; what is in neither comes from a holder without such a
-link, or from disk. A copy that another device reads does not leave meanwhile. By `Mode.RANDOM` chance decides.
+busy ones; those where fewest bytes have to leave, then those that have rested longest come first, where it has no
+preference. It also names the source: a device with a direct link that holds the model, else host memory; what is in
+neither comes from a holder without such a link, or from disk. A copy that another device reads does not leave
+meanwhile. By `Mode.RANDOM` chance decides.
 
 Computing and memory are separate: a device computes one request at a time, but loads while it computes.
 A device keeps room for the largest working memory among its models, so each resident can always run.
@@ -178,8 +180,10 @@ class _Scheduler(Board):
             return False
         best = min(
             ((name, executor) for name in places for executor in executors),
-            key=lambda pair: (pair[1].device != pair[0], pair[1].device is not None, pair[0], pair[1].instance),
-        )
+            key=lambda pair: (
+                pair[1].device != pair[0], pair[1].device is not None, self._used_at(pair[0]), pair[0], pair[1].instance
+            ),
+        )  # fmt: skip
         attached = "attached" if best[1].device == best[0] else "to be attached"
         self._grant(waiter, *best, f"resident on idle {best[0]}, {'a tape answers' if waiter.tapes else attached}")
         return True
@@ -244,6 +248,8 @@ class _Scheduler(Board):
             model.working_bytes,
             overdue,
             may_evict_last=not has_copy or replica_due,
+            further=has_copy,
+            gap_s=model.gap_s,
         )  # fmt: skip
         if not overdue:
             self.wakes.append(waiter.arrived + patience_s(waiter, self.settings))
@@ -279,8 +285,8 @@ class _Scheduler(Board):
     def _start_best(self, waiter: Waiter, plans: Mapping[str, eviction.Decision], why: str) -> str:
         """Starts the load on the device that Algorithm 1 names of those that have a plan; the device."""
 
-        def cost(name: str) -> tuple[int, str]:
-            return sum(self._size(victim.version) for victim in plans[name].victims), name
+        def cost(name: str) -> tuple[int, float, str]:
+            return sum(self._size(victim.version) for victim in plans[name].victims), self._used_at(name), name
 
         idle = [name for name in plans if name not in self.busy]
         snapshot = interference.Snapshot(

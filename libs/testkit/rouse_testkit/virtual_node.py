@@ -12,6 +12,7 @@ from rouse_policy.scheduling import (
     Device,
     Executor,
     Grant,
+    Load,
     Model,
     Phase,
     Refusal,
@@ -53,6 +54,8 @@ class Node:
     stay: frozenset[str] = frozenset()
     refused: list[int] = field(default_factory=list)
     bound: dict[str, str] = field(default_factory=dict)
+    # When it wakes up by itself next.
+    wakes: float = float("inf")
 
     def at(self, when: float, *event: Any) -> None:
         self.count += 1
@@ -71,7 +74,8 @@ class Node:
             self.check()
 
     def on_wake(self) -> None:
-        pass
+        if self.now >= self.wakes:
+            self.wakes = float("inf")
 
     def on_arrive(self, name: int, version: str) -> None:
         self.arrived[name] = self.now
@@ -113,6 +117,7 @@ class Node:
                 assert not readers, "a copy left that another device reads"
                 assert self.residents.pop((victim.version, load.device)).phase is Phase.RESTING
             assert (load.version, load.device) not in self.residents
+            self.check_in_use(load)
             for victim in load.victims:
                 elsewhere = [r for (v, _), r in self.residents.items() if v == victim.version]
                 assert elsewhere or victim.version not in self.stay, "a pinned model left"
@@ -129,7 +134,16 @@ class Node:
             self.grant(grant)
         if decision.wake_at is not None:
             assert decision.wake_at > self.now
-            self.at(decision.wake_at, "wake")
+            # One that is due earlier decides anew.
+            if decision.wake_at < self.wakes:
+                self.wakes = decision.wake_at
+                self.at(decision.wake_at, "wake")
+
+    def check_in_use(self, load: Load) -> None:
+        """What leaves for a further copy of a model would not have to come back."""
+        if any(r.version == load.version and r.phase is not Phase.LEAVING for r in self.residents.values()):
+            for victim in load.victims:
+                assert all(request.version != victim.version for request in self.waiting), "a request waits for it"
 
     def refuse(self, refusal: Refusal) -> None:
         """Checks that no device has room, and ends what waits for the model."""

@@ -99,17 +99,18 @@ async def test_an_executor_moves_to_the_device_that_is_free_and_the_copy_left_be
     make_bench: type[Bench],
 ) -> None:
     async with make_bench({"d0": 10, "d1": 10}) as bench:
-        for name in "abc":
+        for name in "abcd":
             await serve(bench, name, 4)
-        assert (await use(bench, "a")).lease.device_name == "d0"
-        assert (await use(bench, "b")).lease.device_name == "d0"
-        blocking = await acquire(bench, "b")
+        # Loads go to the device that has rested longest.
+        for name, device in (("a", "d0"), ("b", "d1"), ("c", "d0")):
+            assert (await use(bench, name)).lease.device_name == device
+        blocking = await acquire(bench, "c")
         moved = await acquire(bench, "a")
         assert moved.lease.device_name == "d1"
         assert len(bench.pool.residents_of("a-v1")) == 2
         bench.leasing.release(blocking.lease.lease_id, 1.0, False)
-        # The idle device has no room; b was used later, but a has a copy elsewhere.
-        third = await acquire(bench, "c")
+        # The idle device has no room; c was used later, but a has a copy elsewhere.
+        third = await acquire(bench, "d")
         assert third.lease.device_name == "d0"
         assert [r.device.name for r in bench.pool.residents_of("a-v1")] == ["d1"]
         bench.leasing.release(moved.lease.lease_id, 1.0, False)
@@ -128,7 +129,11 @@ async def test_an_executor_goes_back_to_a_copy_that_is_still_there(make_bench: t
                 bench.leasing.release(granted.lease.lease_id, 1.0, False)
 
         await use(bench, "a")
-        on_d0, on_d1 = await acquire(bench, "b"), await acquire(bench, "a")
+        # What has to be loaded goes to the device that has rested longer, what is there already not.
+        blocking = await acquire(bench, "c")
+        on_d0 = await acquire(bench, "b")
+        release(blocking)
+        on_d1 = await acquire(bench, "a")
         assert (on_d0.lease.device_name, on_d1.lease.device_name) == ("d0", "d1")
         release(on_d1)
         other = await acquire(bench, "c")

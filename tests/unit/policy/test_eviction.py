@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +95,30 @@ def test_who_waits_for_another_device_evicts_copies_only() -> None:
     assert leaving(decided([resting("a", 80, is_copy=True)], claim)) == ["a"]
 
 
+def test_a_further_copy_takes_nothing_that_would_soon_come_back_however_late_it_is() -> None:
+    claim = Claim(7, 60, 0, overdue=True, further=True, gap_s=0.05)
+    for copy in (False, True):
+        waited_for = decided([resting("a", 80, first_turn=9, is_copy=copy)], claim)
+        assert not waited_for.fits
+        assert "a request waits for it" in waited_for.reason
+        used = resting("a", 80, used=99.9, gap_s=0.1, is_copy=copy)
+        assert decided([used], claim).retry_at == pytest.approx(100.2)
+        assert leaving(decided([used], claim, now=100.25)) == ["a"]
+        loaded = resting("a", 80, loaded_at=99.5, is_copy=copy)
+        assert decided([loaded], claim).retry_at == 100.5
+        assert leaving(decided([loaded], claim, now=100.5)) == ["a"]
+    # Not so a first copy: without it its requests are not answered at all.
+    assert leaving(decided([resting("a", 80, used=99.9, gap_s=0.1)], Claim(7, 60, 0))) == ["a"]
+
+
+def test_a_further_copy_takes_the_place_of_what_is_asked_for_much_more_rarely() -> None:
+    claim = Claim(7, 60, 0, further=True, gap_s=0.05)
+    assert leaving(decided([resting("a", 80, used=99.9, gap_s=0.5)], claim)) == ["a"]
+    assert not decided([resting("a", 80, used=99.9, gap_s=0.49)], claim).fits
+    # Of who was asked for once nobody knows that it is asked for often.
+    assert not decided([resting("a", 80, used=99.9, gap_s=0.5)], Claim(7, 60, 0, further=True)).fits
+
+
 def test_a_pinned_model_stays_but_for_a_copy_of_it() -> None:
     claim = Claim(1, 60, 0, overdue=True)
     refused = decided([resting("a", 80, pinned=True)], claim)
@@ -119,11 +145,14 @@ candidates = st.lists(
 )
 
 
-@given(candidates, st.integers(1, 100), st.integers(0, 40), st.booleans(), st.booleans())
+@given(
+    candidates, st.integers(1, 100), st.integers(0, 40), st.booleans(), st.booleans(), st.booleans(),
+    st.sampled_from([0.01, 1.0, float("inf")]),
+)  # fmt: skip
 def test_what_is_decided_always_fits_and_is_allowed(
-    present: list[Candidate], size: int, working: int, overdue: bool, last: bool
+    present: list[Candidate], size: int, working: int, overdue: bool, last: bool, further: bool, gap_s: float
 ) -> None:
-    claim = Claim(10, size, working, overdue, last)
+    claim = Claim(10, size, working, overdue, last, further, gap_s)
     capacity = 200
     decision = decided(present, claim, capacity)
     gone = set(leaving(decision))
@@ -132,6 +161,15 @@ def test_what_is_decided_always_fits_and_is_allowed(
         if candidate.version in gone:
             assert candidate.first_turn is None or candidate.first_turn >= 10
             assert candidate.is_copy or (last and not candidate.pinned)
+            if further:
+                assert candidate.first_turn is None
+                assert candidate.loaded_at <= 99.0
+                unused_s = 100.0 - candidate.last_used_at
+                assert (
+                    candidate.gap_s in (math.inf, unused_s / 3)
+                    or unused_s > 3 * candidate.gap_s
+                    or candidate.gap_s >= 10 * gap_s
+                )
     staying = [c for c in present if c.version not in gone]
 
     def fits(stay: list[Candidate]) -> bool:
