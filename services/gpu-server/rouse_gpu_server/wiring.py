@@ -15,6 +15,7 @@ rate = "6GB"
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,24 @@ def parse(content: Mapping[str, Any], devices: Sequence[str]) -> Wiring:
     topology.check(devices)
     rates = tuple(_rate(row, f"switch {n}") if "rate" in row else None for n, row in enumerate(switches, 1))
     return Wiring(topology, rates, own)
+
+
+def write(wiring: Wiring) -> str:
+    """The file that says so; rates as whole bytes a second."""
+    lines: list[str] = []
+    for number, group in enumerate(wiring.topology.switches):
+        rate = wiring.switch_rates[number] if number < len(wiring.switch_rates) else None
+        lines += ["[[switch]]", f"devices = {_list(group)}", *([] if rate is None else [f"rate = {rate:.0f}"])]
+    for device, rate in wiring.device_rates.items():
+        lines += ["[[device]]", f"name = {json.dumps(device)}", f"rate = {rate:.0f}"]
+    for pair, rate in wiring.topology.links.items():
+        lines += ["[[link]]", f"devices = {_list(pair)}", f"rate = {rate:.0f}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _list(names: Sequence[str]) -> str:
+    # A list of strings in JSON is one in TOML.
+    return json.dumps(list(names))
 
 
 def _rows(content: Mapping[str, Any], table: str) -> list[Mapping[str, Any]]:
