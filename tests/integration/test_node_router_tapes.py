@@ -162,6 +162,15 @@ async def test_tapes_answer_where_there_is_no_instance(mesh: RouterNode, core: C
     assert (await mesh.row()).completed == 1
 
 
+async def test_who_asks_one_after_the_other_is_counted_once_each(mesh: RouterNode, core: CoreDouble) -> None:
+    for number in range(5):
+        assert (await mesh.infer(f"r{number}", inputs=X, tapes_only=True)).outputs == b"taped"
+    await mesh.all_released()
+    assert sum(release.requests for release in mesh.devices.releases) == 5
+    assert sum(release.replays for release in mesh.devices.releases) == 5
+    assert not any(release.abandoned for release in mesh.devices.releases)
+
+
 async def test_many_at_once_are_each_answered_once(mesh: RouterNode, core: CoreDouble) -> None:
     await asyncio.gather(*(mesh.infer(f"r{i}", inputs=X, tapes_only=True) for i in range(50)))
     assert core.asked == Counter({f"r{i}": 1 for i in range(50)})

@@ -178,9 +178,11 @@ class Carriers:
         """A lease for the one instance, or for the tapes, that will do for a request, asked for in its own task. Raises
         as a turn."""
         request, timeout_s = ticket.request, ticket.deadline - self._clock.monotonic()
+        # Nobody else takes over what an instance alone may answer.
+        hold_s = timeout_s if ticket.instance_id else _hold_s(timeout_s)
         try:
             lease = await self._devices.acquire(
-                request.version_id, request.request_id, timeout_s, timeout_s, ticket.instance_id, ticket.tenant,
+                request.version_id, request.request_id, timeout_s, hold_s, ticket.instance_id, ticket.tenant,
                 ticket.weight, ticket.tape_key,
             )  # fmt: skip
         except RouseError as error:
@@ -262,7 +264,7 @@ class Carriers:
         task = asyncio.current_task()
         assert task is not None
         timeout_s = max(0.0, queue.latest - self._clock.monotonic())
-        hold_s = timeout_s + min(timeout_s, MAX_HOLD_S)
+        hold_s = _hold_s(timeout_s)
         try:
             lease = await self._devices.acquire(
                 queue.version_id, head.request.request_id, timeout_s, hold_s, "", head.tenant, head.weight
@@ -381,3 +383,8 @@ def _copy(error: Exception) -> Exception:
         copied.metadata = dict(error.metadata)
         return copied
     return error
+
+
+def _hold_s(timeout_s: float) -> float:
+    """How long a lease may be kept that others can take over."""
+    return timeout_s + min(timeout_s, MAX_HOLD_S)

@@ -1,16 +1,17 @@
 """Leases that are used again: the next request of a version takes over the lease of the one before it, as long as
 nobody else waits for a device. That is what gpu-server would decide, and spares asking it.
 
-A lease belongs to a version. Requests wait for one in the order in which they came, and there is an ask at
-gpu-server for each of them, always; whatever becomes free, granted or taken over, goes to the first whose deadline
-it outlasts. A lease is used for so long, then it goes back, so that gpu-server has the last word. One that nobody
-takes rests for a moment before it goes back. Nothing here does I/O.
+A lease belongs to a version; one under which only tapes answer, to its requests of one kind. Requests wait for one in
+the order in which they came, and there is an ask at gpu-server for each of them, always; whatever becomes free, granted
+or taken over, goes to the first whose deadline it outlasts. A lease is used for so long, then it goes back, so that
+gpu-server has the last word. One that nobody takes rests for a moment before it goes back. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from rouse_common.clock import Clock
 from rouse_common.errors import DeadlineExceeded
@@ -21,6 +22,10 @@ from rouse_node_router.adapters.devices import Devices, Lease
 REST_S = 0.01
 # The device of a function without weights: no other function waits for it.
 HOST = "host"
+
+
+# Of a line: a version, and what its requests have in common that the same tapes answer; empty where instances do.
+_Name: TypeAlias = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class _Waiter:
     request_id: str
     tenant: str
     weight: int
+    tape_key: str
     deadline: float
     hold_until: float
     lease: asyncio.Future[Lease]
@@ -49,15 +55,20 @@ class _Waiter:
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """One version: who waits for a lease and how many did at most since it was tidied, the asks at gpu-server, the
-    leases that rest."""
+    """One version, or its requests of one kind that tapes are to answer: who waits for a lease and how many did at most
+    since it was tidied, the asks at gpu-server, the leases that rest."""
 
     version_id: str
+    tape_key: str = ""
     waiting: dict[_Waiter, None] = field(default_factory=dict)
     peak: int = 0
     asks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     resting: list[Lease] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> _Name:
+        return self.version_id, self.tape_key
 
     @property
     def idle(self) -> bool:
@@ -73,10 +84,10 @@ class Leases:
 
     def __init__(self, devices: Devices, tasks: asyncio.TaskGroup, clock: Clock, reuse_s: float) -> None:
         self._devices, self._tasks, self._clock, self._reuse_s = devices, tasks, clock, reuse_s
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[_Name, _Line] = {}
         self._uses: dict[str, _Use] = {}
         self._waiting = 0
-        # Asks for one certain instance, or for tapes alone, which take part in nothing here but must be let through.
+        # Asks for one certain instance, which take part in nothing here but must be let through.
         self._picky = 0
 
     async def acquire(
@@ -91,17 +102,18 @@ class Leases:
         tape_key: str = "",
     ) -> Lease:
         """As Devices.acquire; a lease that was taken over had nothing swapped in for it."""
-        now, picky = self._clock.monotonic(), bool(instance_id or tape_key)
-        if not picky and (rested := self.take(version_id, now + timeout_s)) is not None:
+        now, picky = self._clock.monotonic(), bool(instance_id)
+        if not picky and (rested := self.take(version_id, now + timeout_s, tape_key)) is not None:
             return rested
-        line = self._lines.get(version_id)
+        name = version_id, tape_key
+        line = self._lines.get(name)
         if line is None:
-            line = self._lines[version_id] = _Line(version_id)
+            line = self._lines[name] = _Line(*name)
         self._make_way(line, picky=picky)
         if picky or not self._reuse_s:
-            return await self._own(line, request_id, timeout_s, hold_s, instance_id, tenant, weight, tape_key)
+            return await self._own(line, request_id, timeout_s, hold_s, instance_id, tenant, weight)
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(request_id, tenant, weight, now + timeout_s, now + hold_s, granted)
+        waiter = _Waiter(request_id, tenant, weight, tape_key, now + timeout_s, now + hold_s, granted)
         line.waiting[waiter] = None
         line.peak = max(line.peak, len(line.waiting))
         self._waiting += 1
@@ -121,9 +133,10 @@ class Leases:
                 self._pass_on(line, future.result())
             self._tidy_later(line)
 
-    def take(self, version_id: str, deadline: float) -> Lease | None:
-        """A lease of the version that rests and outlasts the deadline (monotonic seconds); None where there is none."""
-        line = self._lines.get(version_id)
+    def take(self, version_id: str, deadline: float, tape_key: str = "") -> Lease | None:
+        """A lease of the version that rests and outlasts the deadline (monotonic seconds), with the key of tapes one
+        under which those answer; None where there is none."""
+        line = self._lines.get((version_id, tape_key))
         if line is None or not line.resting:
             return None
         self._make_way(line, picky=False)
@@ -146,7 +159,7 @@ class Leases:
             use.device_ms += device_ms
             use.requests += 1
             use.replays += replayed
-            line = self._lines.get(lease.version_id)
+            line = self._lines.get((lease.version_id, lease.tape_key))
         if use is None:
             self._devices.release(lease, device_ms, abandoned=abandoned, replays=int(replayed))
         elif abandoned or not again or line is None or not self._may_go_on(line, lease):
@@ -171,14 +184,13 @@ class Leases:
         instance_id: str,
         tenant: str,
         weight: int,
-        tape_key: str,
     ) -> Lease:
         """A lease that is nobody else's, before and after."""
         self._picky += 1
         until = self._clock.monotonic() + hold_s
         try:
             lease = await self._devices.acquire(
-                line.version_id, request_id, timeout_s, hold_s, instance_id, tenant, weight, tape_key
+                line.version_id, request_id, timeout_s, hold_s, instance_id, tenant, weight, line.tape_key
             )
             return replace(lease, until=until)
         finally:
@@ -198,7 +210,7 @@ class Leases:
         timeout_s, hold_s = max(0.0, waiter.deadline - now), waiter.hold_until - now
         try:
             lease = await self._devices.acquire(
-                line.version_id, waiter.request_id, timeout_s, hold_s, "", waiter.tenant, waiter.weight
+                line.version_id, waiter.request_id, timeout_s, hold_s, "", waiter.tenant, waiter.weight, waiter.tape_key
             )
         except asyncio.CancelledError:
             # By who asks no more than wait, or at the end of everything.
@@ -228,7 +240,7 @@ class Leases:
     def _pass_on(self, line: _Line, lease: Lease) -> None:
         """Gives a lease to whoever waits longest of those who can use it; where nobody does, it rests."""
         # The line may have been dropped as idle while the lease was on its way to somebody who is gone.
-        line = self._lines.setdefault(line.version_id, line)
+        line = self._lines.setdefault(line.name, line)
         for waiter in line.waiting:
             if not waiter.lease.done() and waiter.deadline <= lease.until:
                 waiter.lease.set_result(lease)
@@ -295,7 +307,7 @@ class Leases:
             del line.asks[ask]
             ask.cancel()
         line.peak = len(line.waiting)
-        if line.idle and self._lines.get(line.version_id) is line:
-            del self._lines[line.version_id]
+        if line.idle and self._lines.get(line.name) is line:
+            del self._lines[line.name]
         else:
             self._tidy_later(line)

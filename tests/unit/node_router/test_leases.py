@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,13 +30,16 @@ class Gpu:
         self.refuse: Exception | None = None
         self._numbers = itertools.count()
 
-    async def acquire(self, version_id: str, request_id: str, timeout_s: float, hold_s: float, *_: Any) -> Lease:
+    async def acquire(
+        self, version_id: str, request_id: str, timeout_s: float, hold_s: float, instance_id: str = "",
+        tenant: str = "", weight: int = 1, tape_key: str = "",
+    ) -> Lease:  # fmt: skip
         self.asked += 1
         if self.refuse is not None:
             raise self.refuse
         async with asyncio.timeout(timeout_s):
             await self.free.acquire()
-        lease = Lease(version_id, f"l{next(self._numbers)}", "unix:x", "gpu0", 0.0, False)
+        lease = Lease(version_id, f"l{next(self._numbers)}", "unix:x", "gpu0", 0.0, False, tape_key=tape_key)
         self.granted.add(lease.lease_id)
         return lease
 
@@ -59,8 +61,8 @@ async def leasing(reuse_s: float = 0.05, clock: Clock | None = None) -> AsyncIte
     assert not gpu.granted, "a lease was not given back"
 
 
-async def use(leases: Leases, version: str, again: bool = True, timeout_s: float = WAIT_S) -> Lease:
-    lease = await leases.acquire(version, "r", timeout_s, 2 * timeout_s)
+async def use(leases: Leases, version: str, again: bool = True, timeout_s: float = WAIT_S, tape_key: str = "") -> Lease:
+    lease = await leases.acquire(version, "r", timeout_s, 2 * timeout_s, tape_key=tape_key)
     try:
         await asyncio.sleep(0)
     finally:
@@ -82,10 +84,10 @@ async def test_a_lease_that_has_just_begun_to_rest_stays() -> None:
             await use(leases, "a")
             clock.advance(0.7 * REST_S)
             # As by the timer of the rest before.
-            leases._tidy(leases._lines["a"])
-            assert leases._lines["a"].resting
+            leases._tidy(leases._lines["a", ""])
+            assert leases._lines["a", ""].resting
         assert gpu.asked == 1
-        line = leases._lines["a"]
+        line = leases._lines["a", ""]
         clock.advance(0.7 * REST_S)
         leases._tidy(line)
         assert not line.resting
@@ -101,7 +103,7 @@ async def test_under_steady_load_no_ask_is_taken_back() -> None:
         clients = [asyncio.create_task(client()) for _ in range(4)]
         await asyncio.sleep(0)
         while not all(each.done() for each in clients):
-            leases._tidy(leases._lines["a"])
+            leases._tidy(leases._lines["a", ""])
             await asyncio.sleep(0)
         await asyncio.gather(*clients)
         assert gpu.asked <= 8, "one for the lease and one for each who waits, and some at the start"
@@ -114,8 +116,8 @@ async def test_whoever_comes_while_asks_are_taken_back_is_served() -> None:
         await asyncio.sleep(0)
         leases.release(held, 1.0, abandoned=False, again=True)
         taken = await late  # the same lease: its own ask is left over
-        leases._tidy(leases._lines["a"])
-        leases._tidy(leases._lines["a"])  # and is taken back now: nobody has waited since the last time
+        leases._tidy(leases._lines["a", ""])
+        leases._tidy(leases._lines["a", ""])  # and is taken back now: nobody has waited since the last time
         next_one = asyncio.create_task(leases.acquire("a", "r", WAIT_S, 2 * WAIT_S))
         await asyncio.sleep(0)
         leases.release(taken, 1.0, abandoned=True, again=False)
@@ -137,6 +139,34 @@ async def test_what_rests_makes_way_for_another_version() -> None:
         async with asyncio.timeout(REST_S * 500):
             await use(leases, "b")
         assert gpu.asked == 2
+
+
+async def test_a_lease_that_only_tapes_answer_under_is_taken_over_by_requests_of_its_kind() -> None:
+    async with leasing(reuse_s=10) as (leases, gpu):
+        assert {(await use(leases, "a", tape_key="x;")).lease_id for _ in range(20)} == {"l0"}
+        # Another kind, an instance, and the first kind again: none of them has what the one before had.
+        for count, key in enumerate(["y;", "", "x;", "y;"], 2):
+            lease = await use(leases, "a", tape_key=key)
+            assert (gpu.asked, lease.tape_key) == (count, key)
+
+
+async def test_a_lease_that_only_tapes_answer_under_goes_back_when_others_wait() -> None:
+    async with leasing(reuse_s=10) as (leases, gpu):
+        held = await leases.acquire("a", "r", WAIT_S, 2 * WAIT_S, tape_key="x;")
+        mine = asyncio.create_task(leases.acquire("a", "r", WAIT_S, 2 * WAIT_S, tape_key="x;"))
+        await asyncio.sleep(0)
+        leases.release(held, 1.0, abandoned=False, again=True)
+        held = await mine
+        assert (held.lease_id, gpu.asked) == ("l0", 2), "who waits for the same takes it over"
+        others = [
+            asyncio.create_task(leases.acquire(version, "r", WAIT_S, 2 * WAIT_S, instance, tape_key=key))
+            for version, instance, key in [("b", "", ""), ("a", "i1", ""), ("a", "", "y;")]
+        ]
+        await asyncio.sleep(0)
+        leases.release(held, 1.0, abandoned=False, again=True)
+        assert held.lease_id not in gpu.granted
+        for other in asyncio.as_completed(others):
+            leases.release(await other, 1.0, abandoned=False, again=True)
 
 
 async def test_a_refusal_is_told_and_a_deadline_is_one_s_own() -> None:

@@ -48,7 +48,7 @@ class Tapes:
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to have requests of a version executed, until monotonic second `until`. Without an executor's address
-    tapes answer, or nobody."""
+    tapes answer, or nobody; it was asked for requests of the kind `tape_key` then."""
 
     version_id: str
     lease_id: str
@@ -59,6 +59,7 @@ class Lease:
     instance_id: str = ""
     tapes: Tapes | None = None
     until: float = math.inf
+    tape_key: str = ""
 
 
 class Devices:
@@ -139,7 +140,7 @@ class Devices:
             raise
         return Lease(
             version_id, granted.lease_id, granted.executor_address, granted.device, granted.swap_ms, granted.swapped_in,
-            granted.instance_id, _tapes(granted),
+            granted.instance_id, _tapes(granted), tape_key=tape_key,
         )  # fmt: skip
 
     async def _ask(self, request: bytes, timeout_s: float) -> bytes:
