@@ -83,6 +83,33 @@ def test_a_sleeping_function_answers_without_a_process(mesh: Mesh, tmp_path: Pat
         assert client.describe(name).function.state == "SLEEPING"
 
 
+def test_two_requests_make_a_tape_whatever_comes_between_them(mesh: Mesh, tmp_path: Path) -> None:
+    client, (up, _) = mesh.client(), ways(8, SIZE)
+    for name in ("evicted", "slept"):
+        deploy(client, write_branching(tmp_path / name, name, size=SIZE), name, "rouse")
+        # The device has room for one: the second leaves none of the first's session.
+        answered(client, name, up)
+    nodes = mesh.data_dir / "nodes"
+    assert len(list(nodes.rglob("*.candidate"))) == 2
+    client.sleep("slept")
+    falls_asleep(mesh, client, "slept")
+    for name in ("evicted", "slept"):
+        assert [row.tapes for row in client.describe(name).residency] == [0]
+        answered(client, name, up)
+
+        def has_tape(name: str = name) -> bool:
+            return [row.tapes for row in client.describe(name).residency] == [1]
+
+        mesh.wait_until(has_tape, f"{name} has a tape of two requests")
+    # What led to them is not kept any longer.
+    assert not list(nodes.rglob("*.candidate"))
+    for name in ("evicted", "slept"):
+        client.sleep(name)
+        falls_asleep(mesh, client, name)
+        answered(client, name, up)
+        assert mesh.instance_pids(name) == []
+
+
 def test_a_restarted_gpu_server_answers_for_functions_that_sleep(mesh: Mesh, tmp_path: Path) -> None:
     client, (up, _) = mesh.client(), ways(6, SIZE)
     for name in ("one", "two"):

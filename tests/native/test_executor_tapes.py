@@ -38,10 +38,14 @@ def compute(session: Session, number: int, values: bytes, layers: Layers = LAYER
 
 
 async def record(
-    process: ExecutorProcess, folder: Path, values: list[bytes], layers: Layers = LAYERS
+    process: ExecutorProcess,
+    folder: Path,
+    values: list[bytes],
+    layers: Layers = LAYERS,
+    candidates: Path | None = None,
 ) -> tuple[list[bytes], list[str]]:
     """Requests through a session that records; their results and the files of its tapes."""
-    await process.client.open_session("s", folder / "s", SECONDS, version_id="v", record=True)
+    await process.client.open_session("s", folder / "s", SECONDS, version_id="v", record=True, candidates=candidates)
     session = await asyncio.to_thread(Session, folder / "s", SECONDS)
 
     def work() -> list[bytes]:
@@ -125,6 +129,52 @@ async def refused(client: ExecutorClient, values: bytes, no_tape: Path) -> None:
     with pytest.raises(RouseError):
         await client.load_tapes("v", [core.TapeFile(path=str(no_tape), inputs=[_input("x")])], SECONDS)
     await client.execute(request(values), SECONDS)
+
+
+async def test_two_requests_of_two_sessions_make_a_tape(tmp_path: Path, short_folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(5)
+    weights = [torch.randn(LAYERS.width, LAYERS.width) for _ in range(LAYERS.count)]
+    row = torch.randn(1, LAYERS.width)
+    image, kept = tmp_path / "image", tmp_path / "kept"
+    image.write_bytes(b"".join(matrix.numpy().tobytes() for matrix in weights))
+    kept.mkdir()
+    values, expected = row.numpy().tobytes(), row
+    for matrix in weights:
+        expected = torch.tanh(torch.mm(expected, matrix))
+    links = Links(64 << 20)
+    flags: dict[str, int | str] = {"capacity-mib": 64}
+    paths: list[str] = []
+    for number in (1, 2):
+        # Another process each time: nothing but the file is left of the first.
+        folder = short_folder / str(number)
+        folder.mkdir()
+        async with ExecutorProcess(ExecutorSettings("host:0", folder, flags), links).running() as process:
+            await process.serving(SECONDS)
+            await process.client.map_model(
+                "v", "at", base=BASE, size_bytes=SIZE, image=image, layout="l", timeout_s=SECONDS
+            )
+            results, paths = await record(process, folder, [values], candidates=kept)
+            assert results == [expected.numpy().tobytes()]
+            candidates = list(kept.iterdir())
+            assert (len(paths), len(candidates)) == ((0, 1) if number == 1 else (1, 0))
+            for candidate in candidates:
+                file = core.TapeFile(path=str(candidate), inputs=[_input("x")], output_names=["y"])
+                with pytest.raises(FailedPrecondition) as refused:
+                    await process.client.load_tapes("v", [file], SECONDS)
+                assert refused.value.reason == "TAPE_MISMATCH"
+            if not paths:
+                continue
+            await process.client.unmap_model("v", SECONDS)
+            await process.client.map_model(
+                "v", "at", base=BASE, size_bytes=SIZE, image=image, layout="l", order=Path(paths[0]), timeout_s=SECONDS
+            )
+            tape = core.TapeFile(path=paths[0], inputs=[_input("x")], output_names=["y"])
+            await process.client.load_tapes("v", [tape], SECONDS)
+            answer = await process.client.execute(request(values), SECONDS)
+            (output,) = functions.TensorBatch.FromString(answer.outputs).tensors
+            assert output.data == expected.numpy().tobytes()
+    await links.close()
 
 
 async def test_requests_compute_while_the_model_arrives(tmp_path: Path, short_folder: Path) -> None:

@@ -61,6 +61,7 @@ class ExecutorClient:
         timeout_s: float,
         groups: Sequence[tuple[int, int]] = (),
         layout: str = "",
+        order: Path | None = None,
     ) -> None:
         """Brings a version's weights under their range.
 
@@ -69,6 +70,7 @@ class ExecutorClient:
             image: file with the host copy; None: zeros.
             groups: (offset, size) in bytes, in the order in which they are copied; empty: from front to back.
             layout: digest of how the weights lie in the range; tapes must have been recorded for the same.
+            order: without groups, a tape of the version: what it uses first is copied first.
         """
         request = core.MapModelRequest(
             version_id=version_id,
@@ -78,6 +80,7 @@ class ExecutorClient:
             image_path=str(image) if image else "",
             groups=[core.CopyGroup(offset_bytes=offset, size_bytes=size) for offset, size in groups],
             layout=layout,
+            order_path=str(order) if order else "",
         )
         await self._ask(core.MAP_MODEL, request, timeout_s)
 
@@ -96,12 +99,14 @@ class ExecutorClient:
         limits: SessionLimits | None = None,
         peer_user: int = 0,
         record: bool = False,
+        candidates: Path | None = None,
     ) -> None:
         """Makes rings and listens at `socket` for the one process that may use them.
 
         Args:
             peer_user: that process's user; 0: ours.
             record: whether its requests are recorded as tapes; see `save_tapes`.
+            candidates: the version's own folder, where what requests did waits for a second one, over sessions.
         """
         bounds = limits or SessionLimits()
         request = core.OpenSessionRequest(
@@ -113,6 +118,7 @@ class ExecutorClient:
             ),
             peer_user=peer_user,
             record=record,
+            candidates_folder=str(candidates) if candidates else "",
         )
         await self._ask(core.OPEN_SESSION, request, timeout_s)
 

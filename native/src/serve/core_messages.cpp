@@ -41,6 +41,7 @@ Status check_model(const ModelSpec& spec) {
   ROUSE_RETURN_IF_ERROR(check_text(spec.attachment_id, "attachment_id", kMaxIdBytes, true));
   ROUSE_RETURN_IF_ERROR(check_text(spec.image_path, "image_path", kMaxPathBytes, false));
   ROUSE_RETURN_IF_ERROR(check_text(spec.layout, "layout", kMaxIdBytes, false));
+  ROUSE_RETURN_IF_ERROR(check_text(spec.order_path, "order_path", kMaxPathBytes, false));
   if (spec.attachment_id.find('/') != std::string::npos) return bad("attachment_id has a '/'");
   if (spec.bytes > std::numeric_limits<uint64_t>::max() - spec.base)
     return bad("the range runs past the address space");
@@ -83,6 +84,9 @@ Result<ModelSpec> read_map_model(Bytes message) {
         break;
       case 7:
         spec.layout = reader.text();
+        break;
+      case 8:
+        spec.order_path = reader.text();
         break;
       default:
         break;
@@ -151,6 +155,9 @@ Result<SessionOptions> read_open_session(Bytes message, const Config& config) {
       case 6:
         options.spec.record = reader.boolean();
         break;
+      case 7:
+        options.spec.candidates_folder = reader.text();
+        break;
       default:
         break;
     }
@@ -159,6 +166,7 @@ Result<SessionOptions> read_open_session(Bytes message, const Config& config) {
   ROUSE_RETURN_IF_ERROR(check_text(options.spec.session_id, "session_id", kMaxIdBytes, true));
   ROUSE_RETURN_IF_ERROR(check_text(options.spec.version_id, "version_id", kMaxIdBytes, false));
   ROUSE_RETURN_IF_ERROR(check_text(options.socket_path, "socket_path", kMaxPathBytes, true));
+  ROUSE_RETURN_IF_ERROR(check_text(options.spec.candidates_folder, "candidates_folder", kMaxPathBytes, false));
   if (!std::has_single_bit(options.ring_bytes) || options.ring_bytes < kMinRingBytes ||
       options.ring_bytes > ring::kMaxBytes) {
     return bad("ring_bytes must be a power of two from 64 KiB to " + std::to_string(ring::kMaxBytes));

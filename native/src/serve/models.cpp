@@ -4,8 +4,11 @@
 #include <array>
 #include <vector>
 
+#include "rouse/base/file.h"
 #include "rouse/base/text.h"
 #include "rouse/memory/host_image.h"
+#include "rouse/serve/log.h"
+#include "rouse/tape/order.h"
 #include "rouse/transfer/elbow.h"
 
 namespace rouse::serve {
@@ -46,6 +49,33 @@ Result<uint64_t> measure_groups(device::Device& device, memory::Space& space) {
   ROUSE_RETURN_IF_ERROR(status);
   ROUSE_RETURN_IF_ERROR(released);
   return transfer::elbow(curve.value());
+}
+
+struct Order {
+  std::vector<transfer::Extent> first_uses, tables;
+};
+
+// What the caller says; else what a tape of the model uses first. A tape that does not tell costs time, and no more.
+Order order_of(const ModelSpec& spec) {
+  Order order;
+  for (const ModelGroup& group : spec.groups) order.first_uses.push_back({group.offset, group.bytes});
+  if (!order.first_uses.empty() || spec.order_path.empty()) return order;
+  const auto bytes = read_file(spec.order_path, kMaxTapeBytes);
+  const auto tape = bytes.ok() ? tape::load(bytes.value()) : Result<tape::Tape>(bytes.status());
+  if (!tape.ok()) {
+    log_warning("version " + spec.version_id + " is copied in its file's order: " + tape.status().text());
+    return order;
+  }
+  const tape::Origin& made = tape.value().origin;
+  if (made.layout != spec.layout || made.model_base != spec.base || made.model_bytes != spec.bytes) {
+    log_warning("version " + spec.version_id + " is copied in its file's order: " + spec.order_path +
+                " was recorded with another layout");
+    return order;
+  }
+  const tape::WeightOrder uses = tape::weight_order(tape.value());
+  for (const tape::Part& part : uses.first_uses) order.first_uses.push_back({part.offset, part.bytes});
+  for (const tape::Part& part : uses.tables) order.tables.push_back({part.offset, part.bytes});
+  return order;
 }
 
 }  // namespace
@@ -108,10 +138,8 @@ Status Models::start(Model& model) {
     return Status(Code::kInvalid, text("the image ", spec.image_path, " has ", image.value()->bytes(),
                                         " bytes instead of ", spec.bytes));
   }
-  std::vector<transfer::Extent> order;
-  order.reserve(spec.groups.size());
-  for (const ModelGroup& group : spec.groups) order.push_back({group.offset, group.bytes});
-  Result<transfer::Plan> plan = transfer::plan_groups(spec.bytes, order, {}, group_bytes_);
+  const Order order = order_of(spec);
+  Result<transfer::Plan> plan = transfer::plan_groups(spec.bytes, order.first_uses, order.tables, group_bytes_);
   if (!plan.ok()) return plan.status();
   transfer::SwapRequest request;
   request.residency = std::make_shared<transfer::Residency>(spec.base, spec.bytes);

@@ -3,8 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
-#include <fcntl.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -12,7 +10,7 @@
 #include <unordered_map>
 
 #include "arrival.h"
-#include "rouse/base/fd.h"
+#include "rouse/base/file.h"
 #include "rouse/base/text.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/operation.h"
@@ -21,8 +19,6 @@
 namespace rouse::serve {
 
 namespace {
-
-constexpr uint64_t kMaxFileBytes = 256 << 20;
 
 constexpr std::array<std::pair<c10::ScalarType, std::string_view>, 13> kDatatypes{{
     {c10::ScalarType::Bool, "BOOL"},
@@ -64,24 +60,6 @@ std::vector<const Tensor*> by_name(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) sorted.push_back(&tensor);
   std::sort(sorted.begin(), sorted.end(), [](const Tensor* a, const Tensor* b) { return a->name < b->name; });
   return sorted;
-}
-
-Result<std::vector<std::byte>> read_file(const std::string& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat info{};
-  if (!fd.valid() || ::fstat(fd.get(), &info) != 0) {
-    return Status(Code::kInvalid, text("the tape ", path, " cannot be read: ", errno_text()));
-  }
-  if (!S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) > kMaxFileBytes) {
-    return Status(Code::kInvalid, text("the tape ", path, " is no file of at most ", kMaxFileBytes, " bytes"));
-  }
-  std::vector<std::byte> bytes(static_cast<size_t>(info.st_size));
-  for (size_t at = 0; at < bytes.size();) {
-    const ssize_t count = ::read(fd.get(), bytes.data() + at, bytes.size() - at);
-    if (count <= 0) return Status(Code::kInvalid, text("the tape ", path, " cannot be read: ", errno_text()));
-    at += static_cast<size_t>(count);
-  }
-  return bytes;
 }
 
 c10::Storage copy_in(Bytes data) {
@@ -163,7 +141,7 @@ Answer<std::vector<TapeInfo>> Replays::load(const MappedModel& mapped, const std
   const executor::UseHeap use(*version->heap);
   const tape::Player::Find weights = tape::weights_at(model.base, model.bytes);
   for (const TapeFile& file : files) {
-    Result<std::vector<std::byte>> bytes = read_file(file.path);
+    Result<std::vector<std::byte>> bytes = read_file(file.path, kMaxTapeBytes);
     if (!bytes.ok()) return refuse(bytes.status(), file.path);
     Result<tape::Signature> signature = version->shelf.load(bytes.value(), weights);
     if (!signature.ok()) return refuse(signature.status(), file.path);

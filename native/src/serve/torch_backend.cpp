@@ -6,8 +6,6 @@
 #include <torch/version.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <optional>
 
 #include "arrival.h"
@@ -42,12 +40,6 @@ tape::Origin origin_of(const std::optional<MappedModel>& model) {
   return origin;
 }
 
-std::string hex(const tape::Signature& signature) {
-  std::array<char, 33> out{};
-  std::snprintf(out.data(), out.size(), "%016lx%016lx", signature[0], signature[1]);
-  return out.data();
-}
-
 Status write_file(const std::string& path, std::span<const std::byte> bytes) {
   const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   for (size_t at = 0; fd.valid() && at < bytes.size();) {
@@ -69,6 +61,7 @@ class TorchWork : public SessionWork {
       tape::RecorderOptions recording;
       recording.origin = origin_of(model);
       recording.residency = &arrival_;
+      recording.candidates = spec.candidates_folder;
       recorder_.emplace(std::move(recording));
     }
     executor::EngineOptions options;
@@ -92,7 +85,7 @@ class TorchWork : public SessionWork {
     RecordedTapes recorded;
     if (!recorder_) return recorded;
     for (const tape::SignatureInfo& info : recorder_->info()) {
-      const std::string signature = hex(info.signature);
+      const std::string signature = tape::hex(info.signature);
       if (!info.refused.empty()) recorded.refused.push_back({signature, info.refused});
       if (info.tapes == 0) continue;
       Result<std::vector<std::vector<std::byte>>> files = recorder_->save(info.signature);
@@ -106,6 +99,7 @@ class TorchWork : public SessionWork {
         if (!written.ok()) return RpcError{RpcCode::kInternal, "SAVE_FAILED", written.text()};
         recorded.tapes.push_back({signature, path});
       }
+      recorder_->saved(info.signature);
     }
     return recorded;
   }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x1a45504154534f52;  // "ROSTAPE\x1a"
 constexpr std::uint32_t kVersion = 1;
-// Magic, version, reserved, length, checksum.
+// Magic, version, what it holds, length, checksum.
 constexpr std::size_t kHeadBytes = 32;
 constexpr std::size_t kLongestName = 128;
 constexpr std::uint32_t kMaxDimensions = 64;
@@ -170,7 +170,7 @@ Tape read_body(ByteReader& in) {
 
 }  // namespace
 
-Result<std::vector<std::byte>> save(const Tape& tape) {
+Result<std::vector<std::byte>> save(const Tape& tape, File what) {
   ROUSE_RETURN_IF_ERROR(check(tape));
   if (tape.lifetimes.size() != tape.plan.offsets.size())
     return Status(Code::kInvalid, "a tape's plan is not of its blocks");
@@ -185,22 +185,24 @@ Result<std::vector<std::byte>> save(const Tape& tape) {
   ByteWriter file;
   file.number(kMagic);
   file.number(kVersion);
-  file.number(std::uint32_t{0});
+  file.number(static_cast<std::uint32_t>(what));
   file.number(static_cast<std::uint64_t>(bytes.size()));
   file.number(checksum(bytes));
   file.bytes(bytes);
   return file.take();
 }
 
-Result<Tape> load(std::span<const std::byte> file) {
+Result<Tape> load(std::span<const std::byte> file, File what) {
   ByteReader head(file);
   if (head.number<std::uint64_t>() != kMagic) return Status(Code::kMismatch, "not the file of a tape");
   if (const auto version = head.number<std::uint32_t>(); version != kVersion)
     return Status(Code::kMismatch, "a tape of version " + std::to_string(version) + "; this core reads " +
                                        std::to_string(kVersion) + ": record it again");
-  const auto reserved = head.number<std::uint32_t>();
+  const auto holds = head.number<std::uint32_t>();
   const auto size = head.number<std::uint64_t>(), sum = head.number<std::uint64_t>();
-  if (!head.ok() || reserved != 0 || size != head.left())
+  if (head.ok() && holds != static_cast<std::uint32_t>(what))
+    return Status(Code::kMismatch, "a file of tapes that holds something else than what it is read for");
+  if (!head.ok() || size != head.left())
     return Status(Code::kMismatch, "the file of a tape is cut off, or longer than it says");
   const auto body = head.bytes(size);
   if (checksum(body) != sum) return Status(Code::kMismatch, "the file of a tape is damaged: its checksum differs");
@@ -209,6 +211,12 @@ Result<Tape> load(std::span<const std::byte> file) {
   if (!in.ok() || in.left() != 0) return Status(Code::kInvalid, "what a tape's file says cannot be");
   ROUSE_RETURN_IF_ERROR(check(tape));
   return tape;
+}
+
+std::uint64_t checksum_of(std::span<const std::byte> file) {
+  std::uint64_t sum = 0;
+  if (file.size() >= kHeadBytes) std::memcpy(&sum, file.data() + 24, sizeof sum);
+  return sum;
 }
 
 void repair(std::vector<std::byte>& file) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "entry.h"
 #include "rouse/wire/words.h"
@@ -57,7 +58,8 @@ void write_outputs(const Tape& tape, wire::Writer& out) {
 
 }  // namespace
 
-Recorder::Recorder(RecorderOptions options) : options_(std::move(options)), arena_(executor::Arena::make()) {}
+Recorder::Recorder(RecorderOptions options)
+    : options_(std::move(options)), candidates_(options_.candidates), arena_(executor::Arena::make()) {}
 Recorder::~Recorder() = default;
 
 Surroundings Recorder::surroundings() { return {engine_->generators(), options_.residency, arena_.get()}; }
@@ -84,6 +86,10 @@ void Recorder::on_begin(const wire::Begin& begin, std::span<const std::uint64_t>
   if (recorded_entry_ == nullptr || engine_ == nullptr || recorded_entry_->fruitless >= kMaxAttempts) return;
   Origin origin = options_.origin;
   origin.signature = recorded_entry_->signature;
+  if (!std::exchange(recorded_entry_->looked, true)) {
+    for (Kept& kept : candidates_.of(origin.signature, origin, kMaxCandidates))
+      recorded_entry_->candidates.push_back({std::move(kept.tape), std::move(kept.path), true});
+  }
   recording_.emplace(std::move(origin), inputs);
   if (options_.compare && !recorded_entry_->candidates.empty()) keep_inputs(inputs);
 }
@@ -96,8 +102,8 @@ void Recorder::keep_inputs(std::span<const std::uint64_t> inputs) {
       return;
     }
     bool written = false;
-    for (const Tape& tape : recorded_entry_->candidates)
-      for (const Place& place : tape.places)
+    for (const Candidate& candidate : recorded_entry_->candidates)
+      for (const Place& place : candidate.tape.places)
         written = written || (place.kind == Class::kInput && place.value == i && place.written);
     kept_inputs_.push_back(written ? copy_of(storage.value()) : storage.value());
   }
@@ -161,7 +167,8 @@ void Recorder::lost(std::uint64_t name) {
                        [&](const Place& place) { return place.kind == Class::kHeld && place.value == name; });
   };
   for (auto& [signature, entry] : entries_) {
-    std::erase_if(entry->candidates, holds);
+    // What was kept of it has the storage's contents, and waits for the next session.
+    std::erase_if(entry->candidates, [&](const Candidate& candidate) { return holds(candidate.tape); });
     std::erase_if(entry->players, [&](const auto& player) { return holds(player->tape()); });
     entry->captured.erase(name);
   }
@@ -186,20 +193,18 @@ void Recorder::on_end(std::uint64_t request, std::span<const std::uint64_t> name
 
 void Recorder::verify(Entry& entry, Recorded recorded, std::span<const std::uint64_t> names,
                       std::span<const executor::TensorSpec> outputs) {
-  auto same = [&](const Tape& tape) { return same_stream(tape, recorded.tape); };
-  if (std::any_of(entry.players.begin(), entry.players.end(), [&](const auto& player) { return same(player->tape()); }))
+  if (std::any_of(entry.players.begin(), entry.players.end(),
+                  [&](const auto& player) { return same_stream(player->tape(), recorded.tape); }))
     return;
-  const auto found = std::find_if(entry.candidates.begin(), entry.candidates.end(), same);
+  const auto found = std::find_if(entry.candidates.begin(), entry.candidates.end(),
+                                  [&](const Candidate& candidate) { return same(candidate, recorded.tape); });
   if (found == entry.candidates.end()) {
     if (!entry.candidates.empty()) {
       entry.refused =
-          "it did not do the same again: " + difference(entry.candidates.back(), recorded.tape, recorded.operations);
+          "it did not do the same again: " + difference(entry.candidates.back().tape, recorded.tape, recorded.operations);
       ++entry.fruitless;
     }
-    if (entry.candidates.size() >= kMaxCandidates) entry.candidates.erase(entry.candidates.begin());
-    for (const Place& place : recorded.tape.places)
-      if (place.kind == Class::kHeld) held_.insert(place.value);
-    entry.candidates.push_back(std::move(recorded.tape));
+    add_candidate(entry, std::move(recorded.tape));
     return;
   }
   if (entry.players.size() >= kMaxVariants) {
@@ -210,17 +215,76 @@ void Recorder::verify(Entry& entry, Recorded recorded, std::span<const std::uint
   auto player = Player::prepare(
       std::move(recorded.tape), [this](const Place& place) { return find(place); }, std::move(recorded.operations));
   const std::string why = player.ok() ? compare(*player.value(), names, outputs) : player.status().text();
+  const std::string file = std::move(found->file);
   entry.candidates.erase(found);
   if (!why.empty()) {
+    candidates_.remove(file);
     entry.refused = why;
     ++entry.fruitless;
     return;
   }
   capture(entry, *player.value());
   entry.players.push_back(std::move(player).value());
+  if (!file.empty()) entry.verified.push_back(file);
   entry.refused.clear();
   entry.fruitless = 0;
   if (!options_.folder.empty()) write_files(entry);
+}
+
+// A stream that waits for a second one like it, here and in later sessions.
+void Recorder::add_candidate(Entry& entry, Tape tape) {
+  if (entry.candidates.size() >= kMaxCandidates) {
+    candidates_.remove(entry.candidates.front().file);
+    entry.candidates.erase(entry.candidates.begin());
+  }
+  for (const Place& place : tape.places)
+    if (place.kind == Class::kHeld) held_.insert(place.value);
+  std::string file;
+  if (!options_.candidates.empty()) {
+    // What it holds and does not change has the contents now that the request has seen.
+    Tape kept = tape;
+    std::uint64_t bytes = 0;
+    for (Place& place : kept.places) {
+      if (place.kind != Class::kHeld || place.written) continue;
+      const auto storage = find(place);
+      if (!storage.ok() || (bytes += storage.value().nbytes()) > kMaxHeldBytes) break;
+      const auto* data = static_cast<const std::byte*>(storage.value().data());
+      place = {Class::kConstant, false, kept.blobs.size(), storage.value().nbytes()};
+      kept.blobs.emplace_back(data, data + storage.value().nbytes());
+    }
+    file = candidates_.add(kept);
+  }
+  entry.candidates.push_back({std::move(tape), std::move(file), false});
+}
+
+// Whether a request did what the candidate says.
+bool Recorder::same(const Candidate& candidate, const Tape& recorded) const {
+  const Tape& kept = candidate.tape;
+  if (!candidate.earlier) return same_stream(kept, recorded);
+  if (kept.places.size() != recorded.places.size() || kept.blobs.size() < recorded.blobs.size()) return false;
+  for (std::size_t i = 0; i < kept.places.size(); ++i)
+    if (kept.places[i] != recorded.places[i] && !same_constant(candidate, kept.places[i], recorded.places[i]))
+      return false;
+  return kept.origin == recorded.origin && kept.templates == recorded.templates &&
+         kept.instructions == recorded.instructions && kept.operands == recorded.operands &&
+         std::equal(recorded.blobs.begin(), recorded.blobs.end(), kept.blobs.begin()) &&
+         kept.outputs == recorded.outputs && kept.inputs == recorded.inputs;
+}
+
+// Whether a storage that this session holds has the contents that another one held there.
+bool Recorder::same_constant(const Candidate& candidate, const Place& kept, const Place& held) const {
+  if (kept.kind != Class::kConstant || held.kind != Class::kHeld || held.written || held.bytes > kept.bytes)
+    return false;
+  const auto storage = find(held);
+  if (!storage.ok() || storage.value().nbytes() != kept.bytes) return false;
+  return kept.bytes == 0 ||
+         std::memcmp(storage.value().data(), candidate.tape.blobs[kept.value].data(), kept.bytes) == 0;
+}
+
+void Recorder::saved(const Signature& signature) {
+  const auto found = entries_.find(signature);
+  if (found == entries_.end()) return;
+  for (const std::string& file : std::exchange(found->second->verified, {})) candidates_.remove(file);
 }
 
 // The replay of what was just computed eagerly; empty where all bits agree.

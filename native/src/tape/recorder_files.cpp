@@ -1,5 +1,4 @@
 // What a recorder says of its tapes, and their files.
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,13 +11,6 @@ namespace {
 
 constexpr const char* kSuffix = ".tape";
 constexpr std::streamoff kMaxDescription = 512 << 10;
-
-std::string hex(const Signature& signature) {
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(signature[0]),
-                static_cast<unsigned long long>(signature[1]));
-  return text;
-}
 
 // As a JSON string holds it; reasons are text of ours, and names of operators.
 std::string quoted(const std::string& text) {

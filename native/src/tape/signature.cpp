@@ -1,5 +1,7 @@
 #include "rouse/tape/signature.h"
 
+#include <cstdio>
+
 namespace rouse::tape {
 namespace {
 
@@ -23,6 +25,13 @@ class Digest {
 };
 
 }  // namespace
+
+std::string hex(const Signature& signature) {
+  char text[33];
+  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(signature[0]),
+                static_cast<unsigned long long>(signature[1]));
+  return text;
+}
 
 Signature signature_of(std::string_view what, std::span<const Look> inputs) {
   Digest digest;

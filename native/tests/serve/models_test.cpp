@@ -12,7 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "rouse/base/file.h"
 #include "rouse/device/host.h"
+#include "rouse/tape/tape.h"
 #include "test_base.h"
 
 namespace rouse::serve {
@@ -67,7 +69,7 @@ class ModelsTest : public testing::Test {
     std::ofstream(path, std::ios::binary).write(image.data(), static_cast<std::streamsize>(bytes));
     files_.push_back(path);
     images_[id] = std::move(image);
-    return {id, "at-" + id, base, bytes, path, "", {}};
+    return {id, "at-" + id, base, bytes, path, "", {}, ""};
   }
   bool same(const ModelSpec& spec, uint64_t offset, uint64_t bytes) {
     return std::memcmp(reinterpret_cast<const char*>(spec.base + offset), images_[spec.version_id].data() + offset,
@@ -101,6 +103,39 @@ TEST_F(ModelsTest, AModelComesWholeAndGoes) {
   EXPECT_EQ(std::get<uint64_t>(models_->unmap("a")), 6 * kMiB);
   expect_idle(0);
   EXPECT_EQ(std::get<uint64_t>(models_->unmap("a")), 0u);
+}
+
+TEST_F(ModelsTest, WhatATapeUsesFirstComesFirst) {
+  make(kSlow);
+  ModelSpec spec = model("a", kTestBase, 4 * kMiB);
+  tape::Tape tape;
+  tape.origin.model_base = spec.base;
+  tape.origin.model_bytes = spec.bytes;
+  tape.places = {{tape::Class::kWeight, false, 3 * kMiB, kMiB / 2}};
+  tape.outputs = {{0, 6, 0, 0, {2}, {1}}};
+  const auto file = tape::save(tape);
+  ASSERT_TRUE(file.ok()) << file.status().describe();
+  spec.order_path = folder_ + "/tape";
+  files_.push_back(spec.order_path);
+  ASSERT_TRUE(write_whole(spec.order_path, file.value()).ok());
+  ASSERT_EQ(reason(models_->map(spec)), "");
+  const auto there = residency(spec);
+  for (const auto until = soon(); !there->all_ready() && std::chrono::steady_clock::now() < until;) {
+    const bool other = there->is_ready(spec.base + 2 * kMiB, 1000);
+    ASSERT_TRUE(!other || there->is_ready(spec.base + 3 * kMiB, kMiB / 2));
+  }
+  EXPECT_TRUE(same(spec, 0, spec.bytes));
+  models_->unmap("a");
+  // Of another layout, or no tape: it comes all the same.
+  make(0);
+  spec.layout = "another";
+  for (const std::string& path : {spec.order_path, spec.image_path, folder_ + "/none"}) {
+    spec.order_path = path;
+    ASSERT_EQ(reason(models_->map(spec)), "");
+    ASSERT_TRUE(residency(spec)->wait_ready(spec.base, spec.bytes, soon()).ok());
+    EXPECT_TRUE(same(spec, 0, spec.bytes));
+    models_->unmap("a");
+  }
 }
 
 TEST_F(ModelsTest, MappingAnswersWhileTheSwapGoesOn) {
@@ -181,7 +216,7 @@ TEST_F(ModelsTest, WithoutAnImageNothingOfAnotherModelIsThere) {
   ASSERT_EQ(reason(models_->map(first)), "");
   ASSERT_TRUE(residency(first)->wait_ready(first.base, first.bytes, soon()).ok());
   ASSERT_EQ(std::get<uint64_t>(models_->unmap("a")), 4 * kMiB);
-  ASSERT_EQ(reason(models_->map({"z", "at", kTestBase, 4 * kMiB, "", "", {}})), "");
+  ASSERT_EQ(reason(models_->map({"z", "at", kTestBase, 4 * kMiB, "", "", {}, ""})), "");
   EXPECT_EQ(models_->find("z")->residency, nullptr);
   const char* const bytes = reinterpret_cast<const char*>(kTestBase);
   EXPECT_TRUE(std::all_of(bytes, bytes + 4 * kMiB, [](char c) { return c == 0; }));

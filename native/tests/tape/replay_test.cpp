@@ -2,9 +2,12 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 
+#include "rouse/base/file.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/engine.h"
 #include "rouse/tape/recorder.h"
@@ -134,7 +137,7 @@ class Client {
     begin({50});
     create(100);
     write(100, 3);
-    call(0, {50, kHeldWeight}, 101);
+    call(0, {50, held}, 101);
     call(1, {101, 100}, 102);
     std::uint64_t result = 102;
     if (read(102) > 0) call(0, {102, 102}, result = 103);
@@ -146,6 +149,7 @@ class Client {
     return value;
   }
   static constexpr std::uint64_t kHeldWeight = 1;
+  std::uint64_t held = kHeldWeight;
 
   float replayed(float x, Outcome expected = Outcome::kDone) {
     create(50);
@@ -159,8 +163,8 @@ class Client {
     return value;
   }
   void hold(float value) {
-    create(kHeldWeight);
-    write(kHeldWeight, value);
+    create(held);
+    write(held, value);
   }
 
   Recorder recorder;
@@ -232,6 +236,102 @@ TEST_F(TapeReplay, ASavedTapeRunsInAnotherSession) {
   newer.origin.torch_version = "9.9.9";
   Client elsewhere(newer);
   EXPECT_EQ(elsewhere.recorder.load(files.value()[0]).code(), Code::kMismatch);
+}
+
+// Sessions of one version, which share a folder.
+class TapeSessions : public TapeReplay {
+ protected:
+  TapeSessions() : folder(std::filesystem::temp_directory_path() / ("sessions-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directory(folder);
+    options.candidates = folder.string();
+  }
+  ~TapeSessions() override { std::filesystem::remove_all(folder); }
+  std::size_t files() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+  }
+
+  const std::filesystem::path folder;
+  RecorderOptions options;
+};
+
+TEST_F(TapeSessions, ARequestOfAnEarlierSessionIsTheFirstOfTwo) {
+  {
+    Client client(options);
+    client.hold(2);
+    EXPECT_EQ(client.request(5), 42);
+    client.free(client.held);
+  }
+  EXPECT_EQ(files(), 1u);
+  Client client(options);
+  client.held = 7;  // another name, and the same in it
+  client.hold(2);
+  client.replayed(5, Outcome::kNoTape);
+  EXPECT_EQ(client.request(5), 42);
+  ASSERT_EQ(client.recorder.info()[0].tapes, 1u) << client.recorder.info()[0].refused;
+  EXPECT_EQ(client.replayed(5), 42);
+  client.replayed(-5, Outcome::kGuardMissed);
+  const auto saved = client.recorder.save(kSignature);
+  ASSERT_TRUE(saved.ok()) << saved.status().describe();
+  EXPECT_EQ(files(), 1u) << "until the tape is where it lasts, the next session has to find it";
+  client.recorder.saved(kSignature);
+  EXPECT_EQ(files(), 0u);
+}
+
+TEST_F(TapeSessions, WhatDidSomethingElseInAnEarlierSessionIsNotTheFirstOfTwo) {
+  {
+    Client client(options);
+    client.hold(3);
+    client.request(5);
+  }
+  Client client(options);
+  client.hold(2);
+  EXPECT_EQ(client.request(5), 42);
+  EXPECT_EQ(client.recorder.info()[0].tapes, 0u) << "it holds other contents";
+  EXPECT_EQ(client.request(5), 42);
+  EXPECT_EQ(client.recorder.info()[0].tapes, 1u) << client.recorder.info()[0].refused;
+  EXPECT_EQ(client.replayed(5), 42);
+}
+
+TEST_F(TapeSessions, WhatTheSessionChangedSinceWasKeptAsItWas) {
+  {
+    Client client(options);
+    client.hold(2);
+    client.request(5);
+    client.write(client.held, 9);
+  }
+  Client client(options);
+  client.hold(2);
+  client.request(5);
+  EXPECT_EQ(client.recorder.info()[0].tapes, 1u);
+  EXPECT_EQ(client.replayed(5), 42);
+}
+
+TEST_F(TapeSessions, OfOneSignatureAFewAreKept) {
+  for (int i = 0; i < 8; ++i) {
+    Client client(options);
+    client.hold(static_cast<float>(i + 1));
+    client.request(5);
+  }
+  EXPECT_LE(files(), kMaxCandidates);
+  Client client(options);
+  client.hold(8);
+  client.request(5);
+  EXPECT_EQ(client.recorder.info()[0].tapes, 1u) << "the newest is there";
+}
+
+TEST_F(TapeSessions, ACandidateIsNeverReplayed) {
+  {
+    Client client(options);
+    client.hold(2);
+    client.request(5);
+  }
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    const auto bytes = read_file(file.path().string(), kMaxKeptBytes);
+    ASSERT_TRUE(bytes.ok());
+    Client client(options);
+    EXPECT_EQ(client.recorder.load(bytes.value()).code(), Code::kMismatch);
+    client.replayed(5, Outcome::kNoTape);
+  }
 }
 
 TEST_F(TapeReplay, ATapeThatChangesWeightsIsNoTape) {

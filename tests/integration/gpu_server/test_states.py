@@ -202,6 +202,8 @@ async def test_a_node_that_restarts_knows_what_tapes_answer(
         found = sorted(await recovered(a), key=lambda row: row[0].version_id)
         assert found == [(version, [b"f-1"]), (other, [b"g-1"])]
         assert a.shelf.tape_count(version, a.stager.artefact(version.artefact_digest)) == 1
+        folders = [a.shelf.candidates(each, a.stager.artefact(each.artefact_digest)) for each in (version, other)]
+        assert len(set(folders)) == 2
         # What is dropped is not remembered; a version that was not told of is.
         await a.stager.drop(a.stager.artefact(other.artefact_digest), "the test says so")
         serve(a, version)
@@ -211,9 +213,13 @@ async def test_a_node_that_restarts_knows_what_tapes_answer(
         await a.stage(second)
     async with node("a") as a:
         assert sorted(v.version_id for v, _ in await recovered(a)) == ["f-1", "f-2"]
+        assert [folder.exists() for folder in folders] == [True, False]
         # The second one is dropped.
         serve(a, version)
-        await a.shelf.keep(a.stager.artefact(version.artefact_digest))
+        artefact = a.stager.artefact(version.artefact_digest)
+        (a.shelf.candidates(second, artefact) / "1.candidate").touch()
+        await a.shelf.dropped(second, artefact)
+        assert not list(folders[0].parent.rglob("*.candidate"))
     async with node("a") as a:
         assert [v.version_id for v, _ in await recovered(a)] == ["f-1"]
     async with node("a", torch="2.11.0") as a:

@@ -168,7 +168,14 @@ class CoreDouble:
         """As soon as it is asked."""
 
     async def map_model(
-        self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
+        self,
+        version_id: str,
+        attachment_id: str,
+        base: int,
+        size_bytes: int,
+        image: Path,
+        layout: str,
+        order: Path | None,
     ) -> None:
         self._neighbours._check("map")
         assert version_id not in self.images, "mapped twice"
@@ -183,7 +190,9 @@ class CoreDouble:
         self._neighbours._check("load_tape")
         assert version_id in self.images
 
-    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool) -> None:
+    async def open_session(
+        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
+    ) -> None:
         raise NotImplementedError
 
     async def close_session(self, session_id: str) -> None:

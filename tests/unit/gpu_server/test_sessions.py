@@ -29,6 +29,7 @@ class CoreDouble:
         self.failure: Unavailable | None = None
         self.link, self.recording = "unix:core", False
         self.served = False
+        self.orders: list[Path | None] = []
         # How many versions it has room for.
         self.room, self.mapped = 9, 0
 
@@ -41,22 +42,32 @@ class CoreDouble:
         self.served = True
 
     async def map_model(
-        self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
+        self,
+        version_id: str,
+        attachment_id: str,
+        base: int,
+        size_bytes: int,
+        image: Path,
+        layout: str,
+        order: Path | None,
     ) -> None:
         assert self.served
         self._note("map", version_id)
         if self.mapped >= self.room:
             raise ResourceExhausted("DEVICE_MEMORY_FULL", "no room")
         self.mapped += 1
+        self.orders.append(order)
 
     async def unmap_model(self, version_id: str) -> None:
         assert self.served
         self._note("unmap", version_id)
         self.mapped = max(0, self.mapped - 1)
 
-    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool) -> None:
+    async def open_session(
+        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
+    ) -> None:
         assert len(str(socket)) < 108
-        self.recording = record
+        self.recording = candidates is not None
         self._note("open", session_id)
 
     async def close_session(self, session_id: str) -> None:
@@ -97,6 +108,9 @@ class ShelfDouble:
     def tapes(self, version: FunctionVersion, artefact: Any) -> list[tuple[str, tapes.Answers, Path]]:
         found = [(name, tapes.parse(name), path) for path, name in self.names.items()]
         return [(name, answers, Path(path)) for name, answers, path in found if answers is not None]
+
+    def candidates(self, version: FunctionVersion, artefact: Any) -> Path:
+        return Path("candidates")
 
 
 class BackgroundDouble:
@@ -205,6 +219,7 @@ async def test_a_mapped_version_gets_the_node_s_tapes_and_new_ones(tmp_path: Pat
     await sessions.open(instance("i1"), one, RESIDENT, "a1")
     assert native.recording
     assert native.calls[-2:] == [("load", "first"), ("open", "i1")]
+    assert native.orders == [Path("first")]
     access = sessions.access(lease(one))
     assert access is not None
     # Of the mapping's own attachment, whichever instance the lease is for; without the tape that was refused.
@@ -237,6 +252,7 @@ async def test_without_an_instance_a_version_is_mapped_for_the_tapes_that_are_as
     await sessions.map_tapes(one, RESIDENT, key)
     assert [what for what, _ in native.calls[:2]] == ["unmap", "map"]
     assert native.calls[2] == ("load", wanted)
+    assert native.orders == [Path(wanted)], "what this request needs first comes first"
     assert sessions.mapped_with(RESIDENT, key)
     assert sessions.answers(one, key)
     # The others follow, and nothing is loaded twice.

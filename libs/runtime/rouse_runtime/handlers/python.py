@@ -32,7 +32,7 @@ class PythonHandler:
     def __init__(self, source: Source) -> None:
         spec = source.version.spec
         code = _triton_folder(source)
-        cls = import_class(spec.handler, code or source.folder)
+        cls = self._class = import_class(spec.handler, code or source.folder)
         try:
             self._function: Any = cls()
         except TypeError as error:
@@ -61,7 +61,13 @@ class PythonHandler:
         return result
 
     def kept(self) -> Mapping[str, Any]:
-        held = getattr(self._function, "__dict__", {})
+        # A process's first request finds its module as every other process's did: two of them are no proof that nothing
+        # there changes from request to request.
+        held = dict(getattr(self._function, "__dict__", {}))
+        module = sys.modules.get(self._class.__module__)
+        for where in (module, self._class) if module is not None else (self._class,):
+            # Python's own, as the registry of warnings, are no state of the function.
+            held |= {f"{where.__name__}.{n}": value for n, value in vars(where).items() if not n.startswith("__")}
         return {name: (value, len(value) if isinstance(value, SIZED) else 0) for name, value in held.items()}
 
     def close(self) -> None:

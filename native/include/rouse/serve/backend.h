@@ -24,7 +24,12 @@ struct SessionSpec {
   std::string version_id;  // Empty: scratch only.
   uint64_t scratch_bytes = 0;
   bool record = false;  // Whether its requests are recorded as tapes.
+  // Where requests wait for a second one like them, over the sessions of the version; empty: nowhere.
+  std::string candidates_folder;
 };
+
+// Of a tape's file.
+inline constexpr uint64_t kMaxTapeBytes = 256 << 20;
 
 struct ModelGroup {
   uint64_t offset = 0;
@@ -39,6 +44,7 @@ struct ModelSpec {
   std::string image_path;
   std::string layout;  // Digest of how the weights lie in the range; tapes must agree.
   std::vector<ModelGroup> groups;
+  std::string order_path;  // A tape: without groups, what it uses first is copied first.
 };
 
 // Which request a tape answers: its inputs in the order in which they were recorded, and what its outputs are called.

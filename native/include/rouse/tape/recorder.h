@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "rouse/executor/engine.h"
+#include "rouse/tape/candidates.h"
 #include "rouse/tape/player.h"
 #include "rouse/tape/recording.h"
 #include "rouse/tape/shelf.h"
@@ -34,6 +35,8 @@ struct RecorderOptions {
   bool compare = true;
   // Where verified tapes are written, and read from at load_folder(); empty: nowhere.
   std::string folder;
+  // Where streams wait for a second one over sessions; see Candidates.
+  std::string candidates;
 };
 
 struct SignatureInfo {
@@ -78,6 +81,8 @@ class Recorder final : public executor::Observer {
   std::string describe() const;
   // The file of each tape of a signature. REFUSED where one uses what only this session has; NOT_FOUND: no tapes.
   Result<std::vector<std::vector<std::byte>>> save(const Signature& signature) const;
+  // The files of a signature are where they last: what led to its tapes needs to be kept no longer.
+  void saved(const Signature& signature);
   // Adds a tape out of a file. MISMATCH: of another PyTorch, device, or layout of the model.
   Status load(std::span<const std::byte> file);
   // Adds all tapes in the options' folder. Those that do not fit here are left out, and counted in `left_out`.
@@ -85,12 +90,16 @@ class Recorder final : public executor::Observer {
 
  private:
   struct Entry;
+  struct Candidate;
 
   Entry* entry(const Signature& signature);
   Entry* entry(std::uint64_t tape);
   void keep_inputs(std::span<const std::uint64_t> inputs);
   void verify(Entry& entry, Recorded recorded, std::span<const std::uint64_t> names,
               std::span<const executor::TensorSpec> outputs);
+  void add_candidate(Entry& entry, Tape tape);
+  bool same(const Candidate& candidate, const Tape& recorded) const;
+  bool same_constant(const Candidate& candidate, const Place& kept, const Place& held) const;
   std::string compare(Player& player, std::span<const std::uint64_t> names,
                       std::span<const executor::TensorSpec> outputs);
   void capture(Entry& entry, const Player& player);
@@ -101,6 +110,7 @@ class Recorder final : public executor::Observer {
   Surroundings surroundings();
 
   const RecorderOptions options_;
+  const Candidates candidates_;
   executor::Engine* engine_ = nullptr;
   executor::Arena::Handle arena_;
   std::map<Signature, std::unique_ptr<Entry>> entries_;

@@ -4,11 +4,15 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace rouse::tape {
 
 using Signature = std::array<std::uint64_t, 2>;
+
+// 32 digits.
+std::string hex(const Signature& signature);
 
 // One input: dtype is c10::ScalarType; sizes, strides and offset in elements.
 struct Look {

@@ -110,11 +110,17 @@ inline constexpr std::uint32_t kNeverUsed = ~std::uint32_t{0};
 inline constexpr std::uint32_t kOutlives = ~std::uint32_t{0} - 1;
 std::vector<std::uint32_t> last_uses(const Tape& tape);
 
+// What a file holds: a tape, or what one request did and nothing was compared with yet (tape/candidates.h).
+enum class File : std::uint32_t { kTape = 0, kCandidate = 1 };
+
 // The bytes of a file, with a version and a checksum. INVALID where the tape does not hold (check) or names storages of
 // this session only.
-Result<std::vector<std::byte>> save(const Tape& tape);
-// The tape in a file's bytes, checked. MISMATCH: another version, or damaged; INVALID: what it says cannot be.
-Result<Tape> load(std::span<const std::byte> file);
+Result<std::vector<std::byte>> save(const Tape& tape, File what = File::kTape);
+// The tape in a file's bytes, checked. MISMATCH: another version, or damaged, or it holds something else; INVALID: what
+// it says cannot be.
+Result<Tape> load(std::span<const std::byte> file, File what = File::kTape);
+// The checksum in the head of a file that save() made.
+std::uint64_t checksum_of(std::span<const std::byte> file);
 // Sets the length and checksum in a file's head to what follows it: for tests of what lies behind them.
 void repair(std::vector<std::byte>& file);
 

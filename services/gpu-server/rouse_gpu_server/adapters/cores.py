@@ -32,13 +32,20 @@ class Core(Protocol):
     async def serving(self) -> None: ...
 
     async def map_model(
-        self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
+        self,
+        version_id: str,
+        attachment_id: str,
+        base: int,
+        size_bytes: int,
+        image: Path,
+        layout: str,
+        order: Path | None,
     ) -> None: ...
 
     async def unmap_model(self, version_id: str) -> None: ...
 
     async def open_session(
-        self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool
+        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
     ) -> None: ...
 
     async def close_session(self, session_id: str) -> None: ...
@@ -60,20 +67,30 @@ class NativeCore:
         await self._process.serving(START_S)
 
     async def map_model(
-        self, version_id: str, attachment_id: str, base: int, size_bytes: int, image: Path, layout: str
+        self,
+        version_id: str,
+        attachment_id: str,
+        base: int,
+        size_bytes: int,
+        image: Path,
+        layout: str,
+        order: Path | None,
     ) -> None:
         await self._process.client.map_model(
             version_id, attachment_id,
-            base=base, size_bytes=size_bytes, image=image, layout=layout, timeout_s=self._limit_s,
+            base=base, size_bytes=size_bytes, image=image, layout=layout, order=order, timeout_s=self._limit_s,
         )  # fmt: skip
 
     async def unmap_model(self, version_id: str) -> None:
         await self._process.client.unmap_model(version_id, self._limit_s)
 
-    async def open_session(self, session_id: str, version_id: str, socket: Path, user: int, *, record: bool) -> None:
+    async def open_session(
+        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
+    ) -> None:
         await self._process.client.open_session(
-            session_id, socket, self._limit_s, version_id=version_id, peer_user=user, record=record
-        )
+            session_id, socket, self._limit_s,
+            version_id=version_id, peer_user=user, record=candidates is not None, candidates=candidates,
+        )  # fmt: skip
 
     async def close_session(self, session_id: str) -> None:
         await self._process.client.close_session(session_id, self._limit_s)

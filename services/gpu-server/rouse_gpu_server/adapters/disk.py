@@ -19,6 +19,8 @@ from rouse_contracts.repository import Artefact
 HEX = frozenset("0123456789abcdef")
 MANIFEST = "artefact.pb"
 FILES = "files"
+# Of a version's id, in names of folders.
+SHORT = 16
 # Instances may run as another user.
 FOLDER, READ_ONLY = 0o755, 0o555
 
@@ -96,13 +98,15 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._blobs, self._artefacts, self.temporary = root / "blobs", root / "artefacts", root / "tmp"
-        self._states, self._records = root / "states", root / "records"
+        self._states, self._records, self._candidates = root / "states", root / "records", root / "candidates"
 
     def recover(self) -> dict[str, Artefact]:
         """Clears what was not finished and returns the artefacts that are whole."""
         shutil.rmtree(self.temporary, ignore_errors=True)
-        for folder in (self._blobs, self._artefacts, self._states, self._records, self.temporary):
+        for folder in (self._blobs, self._artefacts, self._states, self._records, self._candidates, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
+        # Neither instances nor anybody else are to read or write there.
+        self._candidates.chmod(0o700)
         found = {}
         for folder in list(self._artefacts.iterdir()):
             artefact = self._read(folder)
@@ -110,7 +114,7 @@ class Disk:
                 found[folder.name] = artefact
             else:
                 _remove_tree(folder)
-        for folder in self._states.iterdir():
+        for folder in [*self._states.iterdir(), *self._candidates.iterdir()]:
             if folder.name not in found:
                 _remove_tree(folder)
         for record in self._records.iterdir():
@@ -150,6 +154,16 @@ class Disk:
     def record(self, digest: str) -> Path:
         """File that says what of an artefact's states is here, and for which versions (adapters.shelf_records)."""
         return self._records / digest
+
+    def candidates(self, digest: str, version_id: str) -> Path:
+        """Folder of what requests of a version did, until a second one does the same; made if absent. Executors write
+        there, and bound it."""
+        folder = self._candidates / digest / hashlib.sha256(version_id.encode()).hexdigest()[:SHORT]
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def remove_candidates(self, digest: str, version_id: str) -> None:
+        _remove_tree(self.candidates(digest, version_id))
 
     def missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Those of some blobs (digest: bytes) that are not here."""
@@ -231,6 +245,7 @@ class Disk:
             freed += sum(self._remove_state(path, keep) for path in list(states.iterdir()))
             states.rmdir()
         self.record(artefact.digest).unlink(missing_ok=True)
+        _remove_tree(self._candidates / artefact.digest)
         _remove_tree(self._artefacts / artefact.digest)
         for digest, size in {f.digest: f.size_bytes for f in artefact.files}.items():
             freed += self._remove_blob(digest, keep, size)

@@ -126,8 +126,8 @@ class Membership:
         artefact = self._pool.artefacts.get(digest)
         if artefact is not None and not self._pool.models_of(digest):
             host, disk = await self._stager.drop(artefact, "its last version is dropped")
-        elif artefact is not None:
-            await self._shelf.keep(artefact)
+        elif artefact is not None and model is not None:
+            await self._shelf.dropped(model.version, artefact)
         LOG.info(
             "dropped function=%s version=%s device_bytes=%d host_bytes=%d disk_bytes=%d",
             model.function if model is not None else "unknown", version_id, device, host, disk,

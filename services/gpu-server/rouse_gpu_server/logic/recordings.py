@@ -33,8 +33,6 @@ from rouse_gpu_server.state.records import Executor, Model
 LOG = logging.getLogger(__name__)
 FIRST_S, LONGEST_S = 0.5, 60.0
 ASK_LIMIT_S = 5.0
-# Of one kind: the first was recorded, the second was the same.
-REQUESTS = 2
 
 
 @dataclass
@@ -106,9 +104,9 @@ class Recordings:
             if seen.attachment_id != executor.attachment_id:
                 seen.attachment_id, seen.saved, seen.kept = executor.attachment_id, {}, set()
             kinds = {kind.signature: kind for kind in listed.recordings}
-            new = [s for s, kind in kinds.items() if kind.requests >= REQUESTS and kind.requests != seen.saved.get(s)]
-            if not new:
-                return any(kind.requests < REQUESTS for kind in kinds.values())
+            # The first of a session may be the second that does the same: an earlier session's is kept.
+            if not any(kind.requests != seen.saved.get(signature) for signature, kind in kinds.items()):
+                return False
             seen.saved = {signature: kind.requests for signature, kind in kinds.items()}
             await self._save(executor, model, kinds, seen)
             return True

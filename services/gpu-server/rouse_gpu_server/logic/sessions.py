@@ -122,10 +122,10 @@ class Sessions:
                 if await self._load(native, session, model):
                     self._load_the_others(session, model)
             self._open[executor.instance_id] = session
+            candidates = self._shelf.candidates(model.version, model.artefact) if records(model.version.spec) else None
             await native.open_session(
-                executor.instance_id, version_id, socket, processes.user(executor.pid),
-                record=records(model.version.spec),
-            )  # fmt: skip
+                executor.instance_id, version_id, socket, processes.user(executor.pid), candidates=candidates
+            )
         return str(socket)
 
     def _native(self, session: _Session, model: Model, resident: Resident) -> Core:
@@ -150,9 +150,14 @@ class Sessions:
         """The executor that a version is mapped in."""
         return self._owned[session] if session.own else self._cores[session.device]
 
-    async def _map(self, native: Core, session: _Session, model: Model, resident: Resident, attachment_id: str) -> None:
-        """Maps a version that is not mapped. Raises RouseError."""
+    async def _map(
+        self, native: Core, session: _Session, model: Model, resident: Resident, attachment_id: str, key: str = ""
+    ) -> None:
+        """Maps a version that is not mapped. Its weights come as a tape uses them: one for requests of the kind `key`
+        where there is one. Raises RouseError."""
         assert resident.segment is not None
+        tapes = self._shelf.tapes(model.version, model.artefact) if records(model.version.spec) else []
+        order = next((path for _, answers, path in tapes if answers.key == key), tapes[0][2] if tapes else None)
         await native.serving()
         if not session.own:
             # What an earlier life, or a call that was cut short, left there has no session of ours.
@@ -163,7 +168,7 @@ class Sessions:
             try:
                 await native.map_model(
                     session.version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
-                    resident.segment.path, layout,
+                    resident.segment.path, layout, order,
                 )  # fmt: skip
                 break
             except ResourceExhausted:
@@ -208,7 +213,7 @@ class Sessions:
         async with self._locks.holding(f"{session.device}/{session.version_id}"):
             native = self._native(session, model, resident)
             if session not in self._mappings:
-                await self._map(native, session, model, resident, uuid.uuid4().hex)
+                await self._map(native, session, model, resident, uuid.uuid4().hex, key)
             more = key not in self._mappings[session].keys and await self._load(native, session, model, key)
             loaded = key in self._mappings[session].keys
         if more:

@@ -191,6 +191,18 @@ class Shelf:
         artefact.states = tuple(await in_thread(self._threads, nothing, checked))
         return [(version, artefact) for version in record.versions if self.tapes(version, artefact)]
 
+    def candidates(self, version: FunctionVersion, artefact: Artefact) -> Path:
+        """The version's own folder, where its executors keep what requests did until a second one does the same; made
+        if absent."""
+        return self._disk.candidates(artefact.digest, version.version_id)
+
+    async def dropped(self, version: FunctionVersion, artefact: Artefact) -> None:
+        """A version is no longer here, and others of its artefact are."""
+        await in_thread(
+            self._threads, threading.Event(), lambda: self._disk.remove_candidates(artefact.digest, version.version_id)
+        )
+        await self.keep(artefact)
+
     def path(self, artefact: Artefact) -> Path | None:
         """The folder of an artefact's states; None where it has none here."""
         return self._disk.states(artefact.digest) if artefact.states else None
