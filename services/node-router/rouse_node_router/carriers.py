@@ -168,8 +168,7 @@ class Carriers:
 
     def ask(self, queue: VersionQueue, head: Ticket) -> asyncio.Task[None] | None:
         """Asks for a device, in the trace of the request that is next; None where one is there, and given to it."""
-        alone = queue.settings.max_rows == 1 or len(queue.lanes) == 1
-        if alone and (lease := self._devices.take(queue.version_id, queue.latest)) is not None:
+        if _next_is_alone(queue) and (lease := self._devices.take(queue.version_id, queue.latest)) is not None:
             self._grant(queue, lease)
             return None
         return self._tasks.create_task(self._carry(queue, head), context=head.context.copy())
@@ -233,19 +232,25 @@ class Carriers:
         self._queues.executed(queue, requests, rows, seconds)
 
     def _grant(self, queue: VersionQueue, lease: Lease) -> None:
-        """A lease for a request that is executed alone."""
+        """A lease for the next request, which is executed alone."""
         members, _ = self._queues.granted(queue, None, lease.until)
         if members:
             members[0].turn.set_result(Grant(lease))
         else:
-            self.give_back(Use(lease))
+            self._devices.rest(lease)
 
     def give_back(self, use: Use) -> None:
-        """The lease goes back, in the background."""
+        """The lease goes to the next request of its version where it may, else back, in the background."""
+        lease, well = use.lease, use.executions and not (use.busy or use.refused)
         replayed = 0 < use.executions == use.replays
-        self._devices.release(
-            use.lease, use.device_ms, abandoned=use.busy, again=not use.refused, replayed=replayed
-        )  # fmt: skip
+        # What is queued wants an instance.
+        queue = self._queues.waiting(lease.version_id) if well and not lease.tape_key else None
+        if queue is not None and _next_is_alone(queue):
+            goes_on = self._devices.go_on(lease, use.device_ms, replayed=replayed)
+            if goes_on is not None:
+                self._grant(queue, goes_on)
+                return
+        self._devices.release(lease, use.device_ms, abandoned=use.busy, again=not use.refused, replayed=replayed)
 
     def not_taken(self, ticket: Ticket) -> None:
         """Gives back what a request was granted that is not there any more to take it."""
@@ -372,6 +377,11 @@ class Carriers:
                     batch.fail(NotExecuted(error.reason, str(error), suspect=False))
                     return
             first = False
+
+
+def _next_is_alone(queue: VersionQueue) -> bool:
+    """Whether its next execution is that of one request."""
+    return queue.settings.max_rows == 1 or len(queue.lanes) == 1
 
 
 def _copy(error: Exception) -> Exception:

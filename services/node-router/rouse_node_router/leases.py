@@ -39,6 +39,12 @@ class _Use:
     requests: int = 0
     replays: int = 0
 
+    def count(self, device_ms: float, *, replayed: bool) -> None:
+        """One more request was executed."""
+        self.device_ms += device_ms
+        self.requests += 1
+        self.replays += replayed
+
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
@@ -156,16 +162,28 @@ class Leases:
         """
         use, line = self._uses.get(lease.lease_id), None
         if use is not None:
-            use.device_ms += device_ms
-            use.requests += 1
-            use.replays += replayed
+            use.count(device_ms, replayed=replayed)
             line = self._lines.get((lease.version_id, lease.tape_key))
         if use is None:
             self._devices.release(lease, device_ms, abandoned=abandoned, replays=int(replayed))
         elif abandoned or not again or line is None or not self._may_go_on(line, lease):
             self._return(lease, abandoned=abandoned)
         else:
-            self._pass_on(line, replace(lease, swap_ms=0.0, swapped_in=False))
+            self._pass_on(line, _as_it_was(lease))
+
+    def go_on(self, lease: Lease, device_ms: float, *, replayed: bool) -> Lease | None:
+        """In place of `release`, the lease for the next request of its version; None where it may not be taken over,
+        and is to be released. Who finds nobody for it after all lets it `rest`."""
+        use, line = self._uses.get(lease.lease_id), self._lines.get((lease.version_id, lease.tape_key))
+        if use is None or line is None or not self._may_go_on(line, lease):
+            return None
+        use.count(device_ms, replayed=replayed)
+        return _as_it_was(lease)
+
+    def rest(self, lease: Lease) -> None:
+        """Takes a lease back from `go_on` or `take` that nobody used."""
+        name = lease.version_id, lease.tape_key
+        self._pass_on(self._lines.get(name) or _Line(*name), lease)
 
     async def released(self, timeout_s: float) -> None:
         """Gives back what rests and waits until all is given back, `timeout_s` seconds at most."""
@@ -311,3 +329,8 @@ class Leases:
             del self._lines[line.name]
         else:
             self._tidy_later(line)
+
+
+def _as_it_was(lease: Lease) -> Lease:
+    """For a request that nothing was swapped in for."""
+    return replace(lease, swap_ms=0.0, swapped_in=False) if lease.swapped_in or lease.swap_ms else lease

@@ -74,6 +74,11 @@ class Queues:
         there already it calls `granted` first, and returns None."""
         self._ask = ask
 
+    def waiting(self, version_id: str) -> VersionQueue | None:
+        """The queue of a version; None where nothing waits in it."""
+        queue = self._versions.get(version_id)
+        return queue if queue is not None and len(queue.lanes) else None
+
     def enter(
         self, request: node.InferRequest, inputs: Buffer, deadline: float, instance_id: str = "", tape_key: str = ""
     ) -> Ticket:
