@@ -8,8 +8,6 @@ import time
 from functools import lru_cache
 
 import grpc
-from opentelemetry import context as otel_context
-from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
@@ -29,9 +27,11 @@ class _Method:
     def __init__(self, system: str, method: str) -> None:
         _, service, self.name = method.split("/")
         self.attributes = {"rpc.system": system, "rpc.service": service, "rpc.method": self.name}
-        self.in_flight = metrics.RPC_IN_FLIGHT.labels(method)
+        self.under_way: set[Observed] = set()
+        metrics.RPC_IN_FLIGHT.labels(method).set_function(lambda: len(self.under_way))
         self.latency = metrics.RPC_LATENCY.labels(method)
         self.answered = {code: metrics.RPC_REQUESTS.labels(method, code.name) for code in grpc.StatusCode}
+        self.well = self.answered[grpc.StatusCode.OK]
 
 
 _method = lru_cache(MAX_METHODS)(_Method)
@@ -51,11 +51,10 @@ class Observed:
     def __init__(self, system: str, method: str, parent: Context) -> None:
         self._path = method
         self._method = _method(system, method)
-        self._span = telemetry.start(self._method.name, SpanKind.SERVER, parent, self._method.attributes)
         # Never detached: each call has a task, and with it a context, of its own; and the generator of a
         # stream whose reader left is closed in another one.
-        otel_context.attach(trace.set_span_in_context(self._span, parent))
-        self._method.in_flight.inc()
+        self._span = telemetry.enter(self._method.name, SpanKind.SERVER, parent, self._method.attributes)
+        self._method.under_way.add(self)
         self._started = time.perf_counter()
 
     def end(self, error: BaseException | None, code: grpc.StatusCode | None = None) -> RouseError | None:
@@ -73,9 +72,9 @@ class Observed:
             if error is not None:
                 telemetry.fail(self._span, error)
             self._span.end()
-        self._method.in_flight.dec()
+        self._method.under_way.discard(self)
         self._method.latency.observe(time.perf_counter() - self._started)
-        self._method.answered[code].inc()
+        (self._method.well if error is None else self._method.answered[code]).inc()
         return typed
 
     def _typed(self, error: BaseException) -> RouseError:

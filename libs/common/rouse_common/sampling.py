@@ -62,6 +62,22 @@ class RequestSampler(Sampler):
         self._per_s, self._saved_at = per_s, self._now()
         self._saved = self._most = max(1.0, per_s * SAVED_S)
 
+    def drops(self, name: str, kind: SpanKind, *, asked: bool) -> bool:
+        """Whether such a span is not to be sampled, and counted as that; where it is, `should_sample` counts it. That
+        spares making a span only to learn that there is none.
+
+        Args:
+            asked: whether its caller traces it.
+        """
+        if kind is not SpanKind.SERVER or name not in self._names:
+            return False
+        if not self._settings.on or not self._left:
+            return True
+        if not (self._seen + 1) % self._settings.rate and (asked or self._saves()):
+            return False
+        self._seen += 1
+        return True
+
     def should_sample(
         self,
         parent_context: Context | None,
@@ -89,15 +105,20 @@ class RequestSampler(Sampler):
         return True
 
     def _affords(self) -> bool:
+        if not self._saves():
+            return False
+        if self._per_s:
+            self._saved -= 1.0
+        return True
+
+    def _saves(self) -> bool:
+        """Whether the limit allows one more now."""
         if not self._per_s:
             return True
         now = self._now()
         self._saved = min(self._most, self._saved + (now - self._saved_at) * self._per_s)
         self._saved_at = now
-        if self._saved < 1.0:
-            return False
-        self._saved -= 1.0
-        return True
+        return self._saved >= 1.0
 
     def get_description(self) -> str:
         return "RequestSampler"

@@ -18,6 +18,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
     NonRecordingSpan,
     Span,
@@ -34,6 +35,7 @@ from rouse_common import sampling
 LOG = logging.getLogger(__name__)
 TRACER = trace.get_tracer("rouse")
 PROPAGATOR = TraceContextTextMapPropagator()
+IDS = RandomIdGenerator()
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 # Version, trace id, span id and flags in hex, with dashes between.
 TRACEPARENT_CHARS = 2 + 1 + 32 + 1 + 16 + 1 + 2
@@ -164,9 +166,28 @@ def start(
 ) -> Span:
     """A span that the caller ends; in a trace that is not sampled, one that only carries the trace on."""
     around = trace.get_current_span(parent)
-    if _begins(around.get_span_context()):
-        return TRACER.start_span(name, parent, kind, attributes)
-    return around
+    context = around.get_span_context()
+    if not _begins(context):
+        return around
+    if sampling.REQUESTS.drops(name, kind, asked=context.is_valid):
+        return _untraced(context)
+    return TRACER.start_span(name, parent, kind, attributes)
+
+
+def _untraced(around: SpanContext) -> Span:
+    """A span that is not sampled, of the trace around it or of a new one."""
+    trace_id = around.trace_id if around.is_valid else IDS.generate_trace_id()
+    return NonRecordingSpan(SpanContext(trace_id, IDS.generate_span_id(), is_remote=False))
+
+
+def enter(
+    name: str, kind: SpanKind, parent: otel_context.Context, attributes: Mapping[str, str | int | float | bool]
+) -> Span:
+    """As `start`, and makes it the current one of the running task, for good."""
+    made = start(name, kind, parent, attributes)
+    carried = trace.get_current_span(parent) is made
+    otel_context.attach(parent if carried else trace.set_span_in_context(made, parent))
+    return made
 
 
 def _begins(around: SpanContext) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -72,6 +72,32 @@ class _Trip:
         return [*parts, TAPES_ONLY] if self.by_tape else parts
 
 
+class _Accounted:
+    """Counts an inference, and completes the error that it ends with; gives the time that it began."""
+
+    __slots__ = ("_call", "_clock", "_routes", "_started")
+
+    def __init__(self, call: Call, routes: Routes, clock: Clock) -> None:
+        self._call, self._routes, self._clock = call, routes, clock
+
+    def __enter__(self) -> float:
+        self._started = self._clock.monotonic()
+        return self._started
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        code, label = "OK", self._call.function
+        if isinstance(error, RouseError):
+            code = error.code.name
+            error.metadata.setdefault("function", label)
+            error.metadata.setdefault("trace_id", telemetry.current_trace_id())
+        elif error is not None:
+            code = "CANCELLED" if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else "INTERNAL"
+        if label not in self._routes.table.functions:
+            label = metrics.UNKNOWN  # names that anybody may make up are no labels
+        metrics.REQUESTS.labels(label, code).inc()
+        metrics.LATENCY.labels(label).observe(self._clock.monotonic() - self._started)
+
+
 class Dispatcher:
     """Serves inferences.
 
@@ -104,7 +130,7 @@ class Dispatcher:
 
     async def infer(self, call: Call) -> Answer:
         """Serves one inference. Raises the RouseError of the contract; metadata names function, node, trace."""
-        with self._accounted(call) as started:
+        with _Accounted(call, self._routes, self._clock) as started:
             trip = await self._begin(call, started)
             if trip.version.decoupled:
                 raise Unimplemented(
@@ -127,7 +153,7 @@ class Dispatcher:
     async def stream(self, call: Call) -> AsyncGenerator[Answer, None]:
         """The answers of one inference as they come: one of an ordinary function, any number of a decoupled one.
         Raises as `infer`; close it to give the inference up."""
-        with self._accounted(call) as started:
+        with _Accounted(call, self._routes, self._clock) as started:
             trip = await self._begin(call, started)
             request, came = _message(trip, call), False
             while True:
@@ -145,30 +171,6 @@ class Dispatcher:
                     self._turned_away(trip, node_id, error)
                 except RouseError as error:
                     raise self._explained(error, trip, node_id) from None
-
-    @contextmanager
-    def _accounted(self, call: Call) -> Iterator[float]:
-        """Counts an inference, and completes the error that it ends with; gives the time that it began."""
-        started = self._clock.monotonic()
-        code, label = "OK", call.function
-        try:
-            yield started
-        except RouseError as error:
-            code = error.code.name
-            error.metadata.setdefault("function", call.function)
-            error.metadata.setdefault("trace_id", telemetry.current_trace_id())
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            code = "CANCELLED"
-            raise
-        except BaseException:
-            code = "INTERNAL"
-            raise
-        finally:
-            if label not in self._routes.table.functions:
-                label = metrics.UNKNOWN  # names that anybody may make up are no labels
-            metrics.REQUESTS.labels(label, code).inc()
-            metrics.LATENCY.labels(label).observe(self._clock.monotonic() - started)
 
     async def _begin(self, call: Call, started: float) -> _Trip:
         """Checks an inference and counts its arrival."""

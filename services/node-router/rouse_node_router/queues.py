@@ -63,6 +63,8 @@ class Queues:
         self._tags = Tags()
         self._standings = Standings(settings.objective)
         self._ask: Callable[[VersionQueue, Ticket], Ask | None] | None = None
+        # Asking for the running loop is a system call.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def asking(self) -> int:
@@ -92,7 +94,9 @@ class Queues:
             queue = self._add(request.function, request.version_id, now)
         queue.used_at = now
         self._configure(queue, request)
-        ticket = Ticket(queue, request, inputs, now, deadline, asyncio.get_running_loop().create_future())
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        ticket = Ticket(queue, request, inputs, now, deadline, self._loop.create_future())
         ticket.level = fairness.level(request.options.priority) if request.HasField("options") else fairness.MIDDLE
         if request.rows and queue.settings.max_rows > 1 and not request.options.HasField("sequence"):
             ticket.batchable, ticket.rows = True, request.rows
@@ -156,7 +160,7 @@ class Queues:
         """The request waits for another device, in its old place."""
         if ticket.asks_itself:
             return
-        ticket.turn = asyncio.get_running_loop().create_future()
+        ticket.turn = ticket.turn.get_loop().create_future()
         self._move(ticket, Phase.QUEUED)
         self._join(ticket)
 

@@ -126,7 +126,7 @@ class Requests:
             self._end(ticket, served, None, error, self._clock.monotonic())
             raise
         # The caller has its answer before the books are closed.
-        asyncio.get_running_loop().call_soon(self._end, ticket, served, done, None, self._clock.monotonic())
+        ticket.turn.get_loop().call_soon(self._end, ticket, served, done, None, self._clock.monotonic())
         return None if request.decoupled else self._answer(ticket, served, done.executed)
 
     async def _serve(self, ticket: Ticket, served: Served, send: Send, sequence: sequences.Sequence | None) -> Done:
@@ -249,14 +249,14 @@ class Requests:
         self, ticket: Ticket, served: Served, done: Done | None, error: BaseException | None, ended: float
     ) -> None:
         """The request has left, at monotonic second `ended`."""
-        request, outcome = ticket.request, self._outcome(ticket, error)
+        request, outcome, now = ticket.request, self._outcome(ticket, error), self._clock.now()
         self._queues.charge(ticket, served.charged_ms / 1000)
         self._queues.leave(ticket, outcome)
         total_ms = (ended - ticket.arrived) * 1000
         statistics = ticket.queue.statistics
         if done is not None:
             self._windows.count_completion(request.function, served.charged_ms)
-            statistics.succeeded(ticket.rows, total_ms, served.queue_ms, done.compute, self._clock.now())
+            statistics.succeeded(ticket.rows, total_ms, served.queue_ms, done.compute, now)
         else:
             statistics.failed(total_ms, cancelled=outcome is Outcome.CANCELLED)
         # A request that a gateway sends elsewhere is recorded there, under the same id.
@@ -275,7 +275,7 @@ class Requests:
             swapped_in=served.swapped_in and served.pays_swap,
             tenant=request.tenant,
         )
-        record.finished_at.FromNanoseconds(int(self._clock.now() * 1e9))
+        record.finished_at.seconds, record.finished_at.nanos = int(now), int(now % 1 * 1e9)
         self._usage.add(record)
 
     def _outcome(self, ticket: Ticket, error: BaseException | None) -> Outcome:
@@ -317,8 +317,8 @@ def _tapes_after(refused: NotExecuted, ticket: Ticket) -> str:
 def _status(error: BaseException | None) -> int:
     """The gRPC status code that the request ends with."""
     if error is None:
-        code = grpc.StatusCode.OK
-    elif isinstance(error, RouseError):
+        return 0
+    if isinstance(error, RouseError):
         code = error.code
     elif isinstance(error, asyncio.CancelledError):
         code = grpc.StatusCode.CANCELLED

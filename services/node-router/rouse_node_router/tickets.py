@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 class Phase(Enum):
     """Where a request is."""
 
+    # Members are equal where they are the same; Enum's own hash is a call of Python at every look-up.
+    __hash__ = object.__hash__
+
     QUEUED = "QUEUED"
     # In no order with others: its task acts on what it was told, or asks for a certain instance or for tapes.
     APART = "APART"
@@ -31,6 +34,8 @@ class Phase(Enum):
 
 class Outcome(Enum):
     """How a request ended."""
+
+    __hash__ = object.__hash__
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -59,6 +64,7 @@ class Ticket:
         instance_id: the only instance that will do; empty: any.
         tape_key: of the tapes that are to answer it without an instance; empty: an instance has to be there.
         context: of its task, so that what is done for it belongs to its trace.
+        tenant, weight: the request's.
     """
 
     queue: VersionQueue
@@ -75,15 +81,12 @@ class Ticket:
     tape_key: str = ""
     charged: bool = False
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    tenant: str = field(init=False)
+    weight: int = field(init=False)
     _waiting: batching.Waiting | None = None
 
-    @property
-    def tenant(self) -> str:
-        return self.request.tenant
-
-    @property
-    def weight(self) -> int:
-        return max(1, self.request.tenant_weight)
+    def __post_init__(self) -> None:
+        self.tenant, self.weight = self.request.tenant, max(1, self.request.tenant_weight)
 
     @property
     def asks_itself(self) -> bool:

@@ -29,9 +29,10 @@ CREDIT_STEP = 8
 class _Pending:
     """What has come of one call, and who waits for more."""
 
-    __slots__ = ("ended", "error", "items", "waiter")
+    __slots__ = ("_loop", "ended", "error", "items", "waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self.items: deque[Buffer] = deque()
         self.waiter: asyncio.Future[None] | None = None
         self.error: RouseError | None = None
@@ -53,7 +54,7 @@ class _Pending:
                 raise self.error
             if self.ended:
                 return None
-            self.waiter = asyncio.get_running_loop().create_future()
+            self.waiter = self._loop.create_future()
             await self.waiter
         return self.items.popleft()
 
@@ -102,9 +103,10 @@ class Links:
         """
         connection = await self._connection(address, parts, timeout_s)
         number, pending = self._send(connection, method, parts, timeout_s)
-        timer = asyncio.get_running_loop().call_later(timeout_s, _expire, pending, method)
+        timer = connection.loop.call_later(timeout_s, _expire, pending, method)
         try:
-            await connection.drained()
+            if connection.full:
+                await connection.drained()
             answer = await pending.next()
             if answer is None:
                 raise Internal("BAD_ANSWER", f"{method.decode()} at {address} ended without a response")
@@ -119,10 +121,11 @@ class Links:
         """One request, any number of responses, as they come; see `call`. Closing it early cancels the call."""
         connection = await self._connection(address, parts, timeout_s)
         number, pending = self._send(connection, method, parts, timeout_s)
-        timer = asyncio.get_running_loop().call_later(timeout_s, _expire, pending, method)
+        timer = connection.loop.call_later(timeout_s, _expire, pending, method)
         read = 0
         try:
-            await connection.drained()
+            if connection.full:
+                await connection.drained()
             while (answer := await pending.next()) is not None:
                 yield answer
                 read += 1
@@ -256,7 +259,7 @@ class Links:
     def _send(
         self, connection: Connection, method: bytes, parts: Sequence[Buffer], timeout_s: float
     ) -> tuple[int, _Pending]:
-        number, pending = next(self._numbers), _Pending()
+        number, pending = next(self._numbers), _Pending(connection.loop)
         self._calls[connection][number] = pending
         connection.send(Kind.CALL, number, call_head(method, timeout_s, telemetry.traceparent()), parts)
         return number, pending

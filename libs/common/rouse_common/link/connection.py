@@ -33,13 +33,15 @@ class Connection(asyncio.BufferedProtocol):
         on_frame: Callable[[Connection, Frame], None],
         on_lost: Callable[[Connection], None],
     ) -> None:
+        # Asking for the running loop is a system call.
+        self.loop = asyncio.get_running_loop()
         self._decoder = Decoder(max_message_bytes + MAX_HEAD_BYTES)
         self._on_frame, self._on_lost = on_frame, on_lost
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._ended = asyncio.Event()
-        self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.greeted: asyncio.Future[None] = self.loop.create_future()
         self.lost = False
         self.peer = ""
 
@@ -97,10 +99,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.writelines([start, *parts])
 
+    @property
+    def full(self) -> bool:
+        """Whether the peer does not take what is sent: who sends more waits until it is `drained`."""
+        return not self._writable.is_set()
+
     async def drained(self) -> None:
         """Returns when the peer takes what is sent, or is gone."""
-        if not self._writable.is_set():
-            await self._writable.wait()
+        await self._writable.wait()
 
     def close(self) -> None:
         """Ends the connection at once."""

@@ -56,7 +56,8 @@ class Incoming:
             await self._more.wait()
         self._credit -= 1
         self._connection.send(Kind.MESSAGE, self._number, parts=parts)
-        await self._connection.drained()
+        if self._connection.full:
+            await self._connection.drained()
 
     def _allow(self, count: int) -> None:
         """The caller read so many responses more."""
@@ -220,7 +221,8 @@ class LinkServer:
             else:
                 last = await serve(frame.body, served)
                 connection.send(Kind.END if last is None else Kind.LAST, call, parts=last or ())
-            await connection.drained()
+            if connection.full:
+                await connection.drained()
         except asyncio.CancelledError as cancelled:
             # The end of the call's own task: by its deadline, by its caller, or by our stop.
             error = DeadlineExceeded("DEADLINE_EXCEEDED", f"{method} ran out of time") if served._expired else cancelled

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 
 from rouse_common.errors import InvalidArgument, RouseError, Unimplemented
 from rouse_common.telemetry import current_trace_id
@@ -122,15 +122,21 @@ class Inferences:
         return Reply(answer, outputs, placed)
 
 
-@contextmanager
-def _explained(model: str) -> Iterator[None]:
+class _explained:  # noqa: N801 - it reads as the function that it stands for
     """Gives errors the names that those of the dispatcher have."""
-    try:
-        yield
-    except RouseError as error:
-        error.metadata.setdefault("function", model)
-        error.metadata.setdefault("trace_id", current_trace_id())
-        raise
+
+    __slots__ = ("_model",)
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if isinstance(error, RouseError):
+            error.metadata.setdefault("function", self._model)
+            error.metadata.setdefault("trace_id", current_trace_id())
 
 
 def _not_one(model: str, given: str) -> Unimplemented:
