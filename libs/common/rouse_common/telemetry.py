@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from opentelemetry import context as otel_context
@@ -130,6 +131,14 @@ def configure(
     return provider
 
 
+class _Untraced(NonRecordingSpan):
+    """A span that is not sampled: all that is ever asked of it is its traceparent."""
+
+    @cached_property
+    def traceparent(self) -> str:
+        return _traceparent(self.get_span_context())
+
+
 class span:  # noqa: N801 - it reads as the function that it stands for
     """A span around a block, child of the current one or of what `parent` holds; an exception marks it failed
     and goes on. Within a trace that is not sampled it is the span around it, and costs next to nothing."""
@@ -167,27 +176,34 @@ def start(
     """A span that the caller ends; in a trace that is not sampled, one that only carries the trace on."""
     around = trace.get_current_span(parent)
     context = around.get_span_context()
-    if not _begins(context):
-        return around
-    if sampling.REQUESTS.drops(name, kind, asked=context.is_valid):
-        return _untraced(context)
-    return TRACER.start_span(name, parent, kind, attributes)
-
-
-def _untraced(around: SpanContext) -> Span:
-    """A span that is not sampled, of the trace around it or of a new one."""
-    trace_id = around.trace_id if around.is_valid else IDS.generate_trace_id()
-    return NonRecordingSpan(SpanContext(trace_id, IDS.generate_span_id(), is_remote=False))
+    return _make(name, kind, parent, attributes, context) if _begins(context) else around
 
 
 def enter(
     name: str, kind: SpanKind, parent: otel_context.Context, attributes: Mapping[str, str | int | float | bool]
 ) -> Span:
     """As `start`, and makes it the current one of the running task, for good."""
-    made = start(name, kind, parent, attributes)
-    carried = trace.get_current_span(parent) is made
-    otel_context.attach(parent if carried else trace.set_span_in_context(made, parent))
+    around = trace.get_current_span(parent)
+    context = around.get_span_context()
+    if not _begins(context):
+        otel_context.attach(parent)
+        return around
+    made = _make(name, kind, parent, attributes, context)
+    otel_context.attach(trace.set_span_in_context(made, parent))
     return made
+
+
+def _make(
+    name: str,
+    kind: SpanKind,
+    parent: otel_context.Context | None,
+    attributes: Mapping[str, str | int | float | bool],
+    around: SpanContext,
+) -> Span:
+    if not sampling.REQUESTS.drops(name, kind, asked=around.is_valid):
+        return TRACER.start_span(name, parent, kind, attributes)
+    trace_id = around.trace_id if around.is_valid else IDS.generate_trace_id()
+    return _Untraced(SpanContext(trace_id, IDS.generate_span_id(), is_remote=False))
 
 
 def _begins(around: SpanContext) -> bool:
@@ -202,7 +218,10 @@ def fail(current: Span, error: BaseException) -> None:
 
 def current_trace_id() -> str:
     """32 hex digits, or an empty string outside any trace."""
-    context = trace.get_current_span().get_span_context()
+    current = trace.get_current_span()
+    if isinstance(current, _Untraced):
+        return current.traceparent[3:35]
+    context = current.get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid else ""
 
 
@@ -215,10 +234,15 @@ def inject() -> list[tuple[str, str]]:
 
 def traceparent() -> str:
     """The current context as W3C's traceparent; empty outside any trace."""
-    current = trace.get_current_span().get_span_context()
-    if not current.is_valid:
-        return ""
-    return f"00-{current.trace_id:032x}-{current.span_id:016x}-{current.trace_flags:02x}"
+    current = trace.get_current_span()
+    if isinstance(current, _Untraced):
+        return current.traceparent
+    context = current.get_span_context()
+    return _traceparent(context) if context.is_valid else ""
+
+
+def _traceparent(context: SpanContext) -> str:
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def extract(metadata: Mapping[str, str]) -> otel_context.Context:
@@ -243,4 +267,7 @@ def from_traceparent(value: str) -> otel_context.Context:
         )
     except ValueError:
         return otel_context.Context()
-    return trace.set_span_in_context(NonRecordingSpan(context), otel_context.Context())
+    if not context.is_valid:
+        return otel_context.Context()
+    carried = NonRecordingSpan(context) if context.trace_flags & TraceFlags.SAMPLED else _Untraced(context)
+    return trace.set_span_in_context(carried, otel_context.Context())

@@ -49,28 +49,28 @@ def fields(buffer: Buffer) -> Iterator[tuple[int, int, int, int, int]]:
     position, end = 0, len(buffer)
     while position < end:
         start = position
-        # Nearly every tag and most lengths are one byte: these are read without a call.
-        tag, value = buffer[start], start + 1
-        if tag >= 0x80:
-            tag, value = read_varint(buffer, start, end)
-        number, kind = tag >> 3, tag & 7
-        if number == 0 or tag > 0xFFFF_FFFF:
-            raise DecodeError(f"no field number at byte {start}")
-        if kind == LENGTH_DELIMITED:
-            if value < end and (length := buffer[value]) < 0x80:
-                value += 1
-            else:
-                length, value = read_varint(buffer, value, end)
-            position = value + length
-        elif kind == VARINT:
-            _, position = read_varint(buffer, value, end)
-        elif kind in (FIXED64, FIXED32):
-            position = value + (8 if kind == FIXED64 else 4)
-        else:
-            raise DecodeError(f"wire type {kind} at byte {start}")
-        if position > end:
-            raise DecodeError(f"field {number} at byte {start} runs past the end of the message")
-        yield number, kind, start, value, position
+        tag, value, position = _field(buffer, start, end)
+        yield tag >> 3, tag & 7, start, value, position
+
+
+def _field(buffer: Buffer, start: int, end: int) -> tuple[int, int, int]:
+    """The field at `start`: its tag, where its value starts, where it ends. Raises DecodeError."""
+    tag, value = read_varint(buffer, start, end)
+    number, kind = tag >> 3, tag & 7
+    if number == 0 or tag > 0xFFFF_FFFF:
+        raise DecodeError(f"no field number at byte {start}")
+    if kind == LENGTH_DELIMITED:
+        length, value = read_varint(buffer, value, end)
+        position = value + length
+    elif kind == VARINT:
+        _, position = read_varint(buffer, value, end)
+    elif kind in (FIXED64, FIXED32):
+        position = value + (8 if kind == FIXED64 else 4)
+    else:
+        raise DecodeError(f"wire type {kind} at byte {start}")
+    if position > end:
+        raise DecodeError(f"field {number} at byte {start} runs past the end of the message")
+    return tag, value, position
 
 
 def split(buffer: Buffer, number: int) -> tuple[Buffer, list[memoryview]]:
@@ -79,16 +79,25 @@ def split(buffer: Buffer, number: int) -> tuple[Buffer, list[memoryview]]:
     view = memoryview(buffer)
     values: list[memoryview] = []
     rest: list[memoryview] = []
-    kept = 0
-    for found, kind, start, value, end in fields(buffer):
-        if found == number and kind == LENGTH_DELIMITED:
-            values.append(view[value:end])
+    wanted = number << 3 | LENGTH_DELIMITED
+    position, end, kept = 0, len(view), 0
+    while position < end:
+        start, tag, value = position, buffer[position], position + 2
+        # Nearly every field is short, its tag and its length one byte each: read here, at no call.
+        if tag & 7 == LENGTH_DELIMITED and 8 <= tag < 0x80 and value <= end and buffer[start + 1] < 0x80:
+            position = value + buffer[start + 1]
+            if position > end:
+                raise DecodeError(f"field {tag >> 3} at byte {start} runs past the end of the message")
+        else:
+            tag, value, position = _field(buffer, start, end)
+        if tag == wanted:
+            values.append(view[value:position])
             if start > kept:
                 rest.append(view[kept:start])
-            kept = end
+            kept = position
     if not values:
         return buffer, values
-    if kept < len(view):
+    if kept < end:
         rest.append(view[kept:])
     return (rest[0] if len(rest) == 1 else b"".join(rest)), values
 

@@ -94,8 +94,7 @@ class _Accounted:
             code = "CANCELLED" if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else "INTERNAL"
         if label not in self._routes.table.functions:
             label = metrics.UNKNOWN  # names that anybody may make up are no labels
-        metrics.REQUESTS.labels(label, code).inc()
-        metrics.LATENCY.labels(label).observe(self._clock.monotonic() - self._started)
+        metrics.answered(label, code, self._clock.monotonic() - self._started)
 
 
 class Dispatcher:

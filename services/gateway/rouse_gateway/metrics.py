@@ -35,11 +35,27 @@ REFUSED_BY_LIMIT = Counter("rouse_limited_requests_total", "Requests refused for
 LIMITS_ALONE = Gauge("rouse_limits_alone", "1 while limits are not shared between gateways: Redis is away.")
 REPEATED = Counter("rouse_repeated_requests_total", "Requests whose key was known, by what they got.", ["outcome"])
 
+# Looking a label up costs more than counting.
+_ANSWERED: dict[str, dict[str, Counter]] = {}
+_LATENCY: dict[str, Histogram] = {}
 _BY_FUNCTION = (LATENCY, COLD_REQUESTS, COLD_STARTS)
+
+
+def answered(function: str, code: str, seconds: float) -> None:
+    """Counts a request that was answered."""
+    codes = _ANSWERED.setdefault(function, {})
+    if code not in codes:
+        codes[code] = REQUESTS.labels(function, code)
+    if function not in _LATENCY:
+        _LATENCY[function] = LATENCY.labels(function)
+    codes[code].inc()
+    _LATENCY[function].observe(seconds)
 
 
 def forget(function: str) -> None:
     """Drops what is kept for a function that is gone, so that memory does not grow with every deployment."""
     for metric in _BY_FUNCTION:
         metric.remove_by_labels({"function": function})
+    _ANSWERED.pop(function, None)
+    _LATENCY.pop(function, None)
     REQUESTS.remove_by_labels({"function": function})
