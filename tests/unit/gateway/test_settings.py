@@ -6,6 +6,9 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
@@ -68,6 +71,27 @@ def test_no_more_are_traced_a_second_than_allowed_but_for_those_that_callers_tra
     parent = telemetry.from_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     tracer = TracerProvider(sampler).get_tracer("test")
     assert tracer.start_span("ModelInfer", parent, SpanKind.SERVER).is_recording()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.05, 0.3, 20.0])), max_size=80), st.integers(1, 4))
+def test_what_is_dropped_beforehand_is_what_would_not_be_sampled(steps: list[tuple[bool, float]], rate: int) -> None:
+    clock = ManualClock()
+    samplers = [RequestSampler(clock.monotonic), RequestSampler(clock.monotonic)]
+    for sampler in samplers:
+        TraceSettings(sampler).update("", {"trace_rate": [str(rate)], "trace_count": ["15"]})
+        sampler.limit(5.0)
+    asks = telemetry.from_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    for asked, pause_s in steps:
+        clock.advance(pause_s)
+        parent = asks if asked else Context()
+
+        def sampled(sampler: RequestSampler, parent: Context = parent) -> bool:
+            return sampler.should_sample(parent, 1, "ModelInfer", SpanKind.SERVER).decision.is_sampled()
+
+        plain, spared = samplers
+        dropped = spared.drops("ModelInfer", SpanKind.SERVER, asked=asked)
+        assert (not dropped and sampled(spared)) == sampled(plain)
+        assert spared.settings == plain.settings
 
 
 BAD_TRACE: list[tuple[str, dict[str, list[str]], type[RouseError]]] = [

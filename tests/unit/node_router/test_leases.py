@@ -27,6 +27,7 @@ class Gpu:
         self.free = asyncio.Lock()
         self.granted: set[str] = set()
         self.asked = 0
+        self.requests: list[int] = []
         self.refuse: Exception | None = None
         self._numbers = itertools.count()
 
@@ -45,6 +46,7 @@ class Gpu:
 
     def release(self, lease: Lease, device_ms: float, *, abandoned: bool, requests: int = 1, replays: int = 0) -> None:
         self.granted.remove(lease.lease_id)
+        self.requests.append(requests)
         self.free.release()
 
     async def released(self, timeout_s: float) -> None:
@@ -74,6 +76,43 @@ async def test_a_client_that_asks_at_once_takes_its_lease_over() -> None:
     async with leasing(reuse_s=10) as (leases, gpu):
         first = [(await use(leases, "a")).lease_id for _ in range(20)]
         assert (gpu.asked, set(first)) == (1, {"l0"})
+
+
+async def test_a_lease_goes_on_to_the_next_request_and_counts_every_one() -> None:
+    async with leasing(reuse_s=10) as (leases, gpu):
+        lease = await leases.acquire("a", "r", WAIT_S, 2 * WAIT_S)
+        for _ in range(4):
+            on = leases.go_on(lease, 1.0, replayed=False)
+            assert on is not None
+            assert on.lease_id == lease.lease_id
+        leases.release(lease, 1.0, abandoned=False, again=False)
+        assert (gpu.asked, gpu.requests) == (1, [5])
+
+
+async def test_a_lease_that_went_on_to_nobody_rests_and_goes_to_whoever_waits() -> None:
+    async with leasing(reuse_s=10) as (leases, _):
+        lease = await leases.acquire("a", "r", WAIT_S, 2 * WAIT_S)
+        waiting = asyncio.ensure_future(leases.acquire("a", "s", WAIT_S / 2, WAIT_S))
+        await asyncio.sleep(0)
+        on = leases.go_on(lease, 1.0, replayed=False)
+        assert on is not None
+        leases.rest(on)
+        assert (await waiting).lease_id == lease.lease_id
+        leases.release(lease, 1.0, abandoned=False, again=True)
+
+
+async def test_a_lease_does_not_go_on_while_another_version_waits_or_when_its_time_is_up() -> None:
+    clock = ManualClock()
+    async with leasing(reuse_s=10, clock=clock) as (leases, _):
+        lease = await leases.acquire("a", "r", WAIT_S, 2 * WAIT_S)
+        waiting = asyncio.ensure_future(leases.acquire("b", "s", WAIT_S, 2 * WAIT_S))
+        await asyncio.sleep(0)
+        assert leases.go_on(lease, 1.0, replayed=False) is None
+        leases.release(lease, 1.0, abandoned=False, again=True)
+        other = await waiting
+        clock.advance(11)
+        assert leases.go_on(other, 1.0, replayed=False) is None
+        leases.release(other, 1.0, abandoned=False, again=True)
 
 
 async def test_a_lease_that_has_just_begun_to_rest_stays() -> None:
