@@ -13,6 +13,8 @@ from rouse_common.link import Links
 from rouse_contracts import core, device, functions
 from rouse_native.executor import ExecutorClient, ExecutorProcess, ExecutorSettings
 from rouse_native.session import Session
+from rouse_testkit.compute import STAND_IN, stand_in_executor
+from rouse_testkit.fetching import Unobtainable
 from rouse_testkit.wire import Layers, data
 
 pytestmark = pytest.mark.skipif(not rouse_native.built(), reason="the native core is not built here")
@@ -177,7 +179,29 @@ async def test_two_requests_of_two_sessions_make_a_tape(tmp_path: Path, short_fo
     await links.close()
 
 
-async def test_requests_compute_while_the_model_arrives(tmp_path: Path, short_folder: Path) -> None:
+@pytest.fixture(params=["cpu", pytest.param(STAND_IN, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def program(request: pytest.FixtureRequest) -> Path | None:
+    """An executor on the CPU, or the same program on a device whose memory it may not touch."""
+    try:
+        return stand_in_executor() if request.param == STAND_IN else None
+    except Unobtainable as error:
+        pytest.skip(str(error))
+
+
+async def admits_another(client: ExecutorClient, image: Path, size: int) -> bool:
+    """Whether another function's model is mapped: not where freed memory is not cleared."""
+    try:
+        await client.map_model("w", "at", base=BASE, size_bytes=size, image=image, timeout_s=SECONDS)
+    except FailedPrecondition as error:
+        if error.reason != "DEVICE_NOT_SHARED":
+            raise
+        return False
+    return True
+
+
+async def test_requests_compute_while_the_model_arrives(
+    tmp_path: Path, short_folder: Path, program: Path | None
+) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(4)
     layers = Layers(4, 512, BASE)
@@ -192,7 +216,8 @@ async def test_requests_compute_while_the_model_arrives(tmp_path: Path, short_fo
     links = Links(64 << 20)
     # The 4 MiB of the model take two seconds.
     flags: dict[str, int | str] = {"capacity-mib": 64, "link-mib-s": 2}
-    async with ExecutorProcess(ExecutorSettings("host:0", short_folder, flags), links).running() as process:
+    settings = ExecutorSettings("host:0", short_folder, flags, program)
+    async with ExecutorProcess(settings, links).running() as process:
         await process.serving(SECONDS)
         client = process.client
 
@@ -231,6 +256,7 @@ async def test_requests_compute_while_the_model_arrives(tmp_path: Path, short_fo
         assert left.value.reason in ("STALE_LEASE", "NO_TAPE")
         memory = (await client.describe(SECONDS)).memory
         assert (memory.mapped_bytes, memory.free_bytes) == (0, memory.capacity_bytes)
+        assert await admits_another(client, image, size) == (program is None)
     await links.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rouse_testkit.compute import STAND_IN
 from rouse_testkit.tensors import assert_same, moved
 
 FUNCTIONS: dict[str, Any] = {}
@@ -162,6 +163,13 @@ def gradients(x: torch.Tensor) -> Any:
     loss.backward()
     assert weight.grad is not None
     return loss.detach(), weight.grad
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """On what the environment says, and on a device whose memory the executor may not touch."""
+    if "rouse" in metafunc.fixturenames:
+        stand_in = pytest.param(STAND_IN, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+        metafunc.parametrize("rouse", [None, stand_in], indirect=True, ids=["chosen", STAND_IN])
 
 
 def build(device: str) -> torch.Tensor:

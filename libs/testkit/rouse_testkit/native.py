@@ -19,6 +19,7 @@ BUILD_TIMEOUT_S = 1500.0
 TEST_TIMEOUT_S = 900.0
 # Slow machines, and what has to run beside: two compilers at once.
 JOBS = "2"
+TOOLS = Path(sys.executable).parent
 
 
 def googletest() -> Path | None:
@@ -53,19 +54,26 @@ def build_and_test(preset: str) -> str:
 
     Raises Unobtainable without a compiler or GoogleTest; AssertionError with the output where a step fails.
     """
+    build(preset)
+    return _step([str(TOOLS / "ctest"), "--preset", preset], ROOT / "native", TEST_TIMEOUT_S)
+
+
+def build(preset: str, *targets: str) -> Path:
+    """Builds a preset of native/CMakePresets.json, or some targets of it. Returns its folder. Raises as
+    build_and_test."""
     if shutil.which("c++") is None:
         raise Unobtainable("there is no C++ compiler")
-    tools = Path(sys.executable).parent
     configure = [
-        str(tools / "cmake"), "-S", "native", "--preset", preset, f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
+        str(TOOLS / "cmake"), "-S", "native", "--preset", preset, f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}",
         f"-DCMAKE_CXX_COMPILER={shutil.which('c++')}", f"-DPython3_EXECUTABLE={sys.executable}",
     ]  # fmt: skip
     folder = googletest()
     if folder is not None:
         configure.append(f"-DROUSE_GTEST_DIR={folder}")
     _step(configure, ROOT, BUILD_TIMEOUT_S)
-    _step([str(tools / "cmake"), "--build", "--preset", preset, "--parallel", JOBS], ROOT / "native", BUILD_TIMEOUT_S)
-    return _step([str(tools / "ctest"), "--preset", preset], ROOT / "native", TEST_TIMEOUT_S)
+    command = [str(TOOLS / "cmake"), "--build", "--preset", preset, "--parallel", JOBS]
+    _step([*command, "--target", *targets] if targets else command, ROOT / "native", BUILD_TIMEOUT_S)
+    return ROOT / "native/build" / ("host" if preset == "tests" else preset)
 
 
 def _step(command: list[str], folder: Path, timeout_s: float) -> str:

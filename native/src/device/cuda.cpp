@@ -77,17 +77,19 @@ class CudaHostMemory final : public PinnedMemory {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(const Api& api, cu::DeviceNumber number, cu::Context context, std::string name, uint64_t granularity,
-             uint64_t capacity)
+  CudaDevice(const Api& api, cu::DeviceNumber number, cu::Context context, std::string name, std::string architecture,
+             uint64_t granularity, uint64_t capacity)
       : api_(api),
         number_(number),
         context_(context),
         name_(std::move(name)),
+        architecture_(std::move(architecture)),
         granularity_(granularity),
         map_(capacity, granularity) {}
   ~CudaDevice() override;
 
   const char* kind() const override { return "cuda"; }
+  std::string architecture() const override { return architecture_; }
   std::string describe() const override {
     return text(name_, ", device ", number_, ", ", usage().capacity >> 20, " MiB");
   }
@@ -118,6 +120,7 @@ class CudaDevice final : public Device {
   const cu::DeviceNumber number_;
   const cu::Context context_;
   const std::string name_;
+  const std::string architecture_;
   const uint64_t granularity_;
   mutable std::mutex lock_;
   AddressMap map_;
@@ -297,6 +300,7 @@ Result<std::unique_ptr<Stream>> CudaDevice::make_stream() {
 
 struct Facts {
   std::string name;
+  std::string architecture;
   uint64_t granularity = 0;
   uint64_t free = 0;
 };
@@ -312,6 +316,10 @@ Result<Facts> read_facts(const Api& api, cu::DeviceNumber device) {
   char name[256] = {};
   ROUSE_CUDA(api, device_name, name, static_cast<int>(sizeof name) - 1, device);
   facts.name = name;
+  int major = 0, minor = 0;
+  ROUSE_CUDA(api, device_attribute, &major, cu::kAttributeMajor, device);
+  ROUSE_CUDA(api, device_attribute, &minor, cu::kAttributeMinor, device);
+  facts.architecture = text("cuda:sm_", major, minor);
   const cu::AllocationProp prop = allocation_on(device);
   size_t granularity = 0, free = 0, total = 0;
   ROUSE_CUDA(api, granularity, &granularity, &prop, cu::kGranularityMinimum);
@@ -348,7 +356,8 @@ Result<std::unique_ptr<Device>> make_cuda_device(const CudaOptions& options) {
       return Status(Code::kInvalid, text("a capacity of ", capacity, " B on CUDA device ", device, " with ",
                                          facts.value().free, " B free: it is a multiple of ", unit));
     }
-    return std::unique_ptr<Device>(new CudaDevice(api, device, context, facts.value().name, unit, capacity));
+    return std::unique_ptr<Device>(new CudaDevice(api, device, context, facts.value().name,
+                                                          facts.value().architecture, unit, capacity));
   }();
   if (!made.ok()) static_cast<void>(api.context_release(device));
   return made;

@@ -20,6 +20,7 @@ using EventHandle = struct EventTag*;
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kOutOfMemory = 2;
 inline constexpr Result kNotReady = 600;
+inline constexpr int kAttributeMajor = 75, kAttributeMinor = 76;  // compute capability
 inline constexpr int kAttributeVirtualMemory = 102;
 inline constexpr int kAllocationPinned = 1;
 inline constexpr int kLocationDevice = 1;

@@ -51,6 +51,7 @@ class HostDevice final : public Device {
   ~HostDevice() override;
 
   const char* kind() const override { return "host"; }
+  std::string architecture() const override { return "cpu"; }
   std::string describe() const override { return text("host memory, ", usage().capacity >> 20, " MiB"); }
   uint64_t granularity() const override { return kPieceBytes; }
   Usage usage() const override {

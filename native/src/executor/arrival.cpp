@@ -25,7 +25,9 @@ std::uint64_t row_bytes(const TensorSpec& table) {
 
 template <typename T>
 std::vector<std::int64_t> unique_rows(const at::Tensor& rows) {
-  const T* const data = rows.const_data_ptr<T>();
+  // From a device that waits for what was to write the rows; only as long as weights are still on their way.
+  const at::Tensor here = rows.cpu();
+  const T* const data = here.const_data_ptr<T>();
   std::vector<std::int64_t> found(data, data + rows.numel());
   std::sort(found.begin(), found.end());
   found.erase(std::unique(found.begin(), found.end()), found.end());

@@ -143,7 +143,7 @@ Status OperationDecoder::malformed(const std::string& what) const {
   return {Code::kInvalid, "template of " + operation_.name_ + ", argument " + std::to_string(index_) + ": " + what};
 }
 
-Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std::byte> message) {
+Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std::byte> message, c10::Device device) {
   wire::Reader reader(message);
   wire::Template head;
   std::string_view name, overload;
@@ -161,7 +161,7 @@ Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std:
   if (!handle) {
     return Status(Code::kUnsupported, full + " is not known to the executor; load the library that registers it there");
   }
-  std::shared_ptr<Operation> operation(new Operation());
+  std::shared_ptr<Operation> operation(new Operation(device));
   operation->name_ = full;
   operation->overload_ = std::string(overload);
   operation->handle_ = *handle;
@@ -309,7 +309,7 @@ Status OperationDecoder::argument(const c10::TypePtr& type, const c10::Argument&
       return {};
     case c10::TypeKind::DeviceObjType:
       if (item.tag != Tag::kDevice) break;
-      value = c10::Device(c10::DeviceType::CPU);
+      value = item.count != 0 ? c10::Device(c10::DeviceType::CPU) : operation_.device_;
       return {};
     case c10::TypeKind::ListType:
       return list(type->containedType(0), schema, item, value);

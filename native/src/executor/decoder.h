@@ -22,7 +22,7 @@ void write_result(wire::Writer& items, const ResultSpec& result);
 
 class OperationDecoder {
  public:
-  static Result<std::shared_ptr<Operation>> decode(std::span<const std::byte> message);
+  static Result<std::shared_ptr<Operation>> decode(std::span<const std::byte> message, c10::Device device);
 
  private:
   explicit OperationDecoder(Operation& operation, wire::Reader reader) : operation_(operation), reader_(reader) {}

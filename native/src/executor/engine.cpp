@@ -4,7 +4,6 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "rouse/wire/words.h"
 #include "state.h"
@@ -45,6 +44,8 @@ std::shared_ptr<Operation> Engine::operation(std::uint32_t number) const {
 }
 
 Generators& Engine::generators() { return state_->generators; }
+void Engine::settle() { state_->settle(); }
+const Compute& Engine::compute() const { return state_->options.compute; }
 std::uint64_t Engine::bytes() const { return state_->storages.bytes(); }
 const Status& Engine::sticky() const { return state_->sticky; }
 
@@ -107,6 +108,28 @@ void Engine::State::fail(Status error, const std::string& operation, std::uint32
   if (options.observer) options.observer->on_error(sticky);
 }
 
+void Engine::State::settle() {
+  if (!busy) return;
+  if (const Status done = options.compute.synchronize(); !done.ok()) fail_late(done);
+  synchronised();
+}
+
+void Engine::State::synchronised() {
+  busy = false;
+  unsynchronised = 0;
+  latest = nullptr;
+}
+
+void Engine::State::fail_late(const Status& error) {
+  if (unsynchronised == 0) return fail(error, "", 0);
+  const std::string which =
+      unsynchronised == 1 ? "in " + latest->name()
+                          : "in one of the last " + std::to_string(unsynchronised) +
+                                " operators, of which the latest was " + latest->name();
+  fail({error.code(), error.text() + "; it happened on the device " + which}, unsynchronised == 1 ? latest->name() : "",
+       0);
+}
+
 Status Engine::State::send_error(Responder& responder) {
   wire::Error head{};
   const std::string text = sticky.text().substr(0, 8192);
@@ -149,7 +172,7 @@ Status Engine::State::on_template(std::span<const std::byte> message) {
   }
   broken.erase(head.number);
   templates[head.number] = nullptr;
-  auto decoded = Operation::decode(message);
+  auto decoded = Operation::decode(message, options.compute.device());
   if (decoded.ok()) {
     templates[head.number] = std::move(decoded).value();
     return {};
@@ -188,7 +211,7 @@ Status Engine::State::on_resize(std::span<const std::byte> message) {
   wire::Create head;
   if (!exactly(message, head)) return malformed("RESIZE");
   auto made = storages.resize(head.name, head.bytes);
-  if (made.code() == Code::kExhausted) {
+  if (made.code() == Code::kExhausted || made.code() == Code::kFailed) {
     fail(made, "", 0);
     return {};
   }
@@ -227,8 +250,10 @@ Status Engine::State::on_write(std::span<const std::byte> message) {
     fail(read_only(head.name), "aten::copy_", 0);
     return {};
   }
-  if (!data.empty())
-    std::memcpy(static_cast<std::byte*>(entry->storage.mutable_data()) + head.offset, data.data(), data.size());
+  if (const Status written = options.compute.write(entry->storage, head.offset, data); !written.ok()) {
+    fail_late(written);
+    return {};
+  }
   if (options.observer) options.observer->on_write(head.name, head.offset, data);
   return {};
 }
@@ -252,14 +277,21 @@ Status Engine::State::on_read(std::span<const std::byte> message, Responder& res
       return send_error(responder);
     }
   }
-  const std::span<const std::byte> data(static_cast<const std::byte*>(entry->storage.data()) + head.offset, head.count);
-  if (options.observer) options.observer->on_read(head.name, head.offset, data);
-  return send_data(head.name, head.offset, data, responder);
+  const auto data = options.compute.look(entry->storage, head.offset, head.count, read_bytes);
+  if (!data.ok()) {
+    fail_late(data.status());
+    synchronised();
+    return send_error(responder);
+  }
+  if (busy) synchronised();
+  if (options.observer) options.observer->on_read(head.name, head.offset, data.value());
+  return send_data(head.name, head.offset, data.value(), responder);
 }
 
 Status Engine::State::on_sync(std::span<const std::byte> message, Responder& responder) {
   wire::Sync head;
   if (!exactly(message, head)) return malformed("SYNC");
+  settle();
   if (!sticky.ok()) return send_error(responder);
   head.header.kind = static_cast<std::uint16_t>(wire::Kind::kDone);
   return responder.send(std::as_bytes(std::span(&head, 1)), {});

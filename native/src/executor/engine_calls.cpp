@@ -16,6 +16,23 @@ Status Engine::State::poison(std::span<const std::uint64_t> results) {
   return {};
 }
 
+Status Engine::State::within_limit(const Operation& operation, std::span<const std::uint64_t> slots) {
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (operation.slots()[i].written) storages.recount(slots[i]);
+  std::uint64_t made = 0;
+  for (std::size_t i = 0; i < returned.size(); ++i) {
+    if (!returned[i].defined() || !returned[i].has_storage()) continue;
+    const auto has_its_storage = [&](const at::Tensor& other) {
+      return other.defined() && other.has_storage() &&
+             other.storage().unsafeGetStorageImpl() == returned[i].storage().unsafeGetStorageImpl();
+    };
+    if (std::none_of(tensors.begin(), tensors.end(), has_its_storage) &&
+        std::none_of(returned.begin(), returned.begin() + static_cast<long>(i), has_its_storage))
+      made += returned[i].storage().nbytes();
+  }
+  return storages.room(made);
+}
+
 // The slots' tensors, into `tensors`. `skip`: the call fails, as an operator that made one of them did, as it changes
 // what may only be read, or as weights that it reads do not arrive.
 Status Engine::State::gather(const Operation& operation, std::uint32_t number, std::span<const std::uint64_t> slots,
@@ -103,6 +120,12 @@ Status Engine::State::on_call(std::span<const std::byte> message, Responder& res
     operation->push(tensors, generators, stack);
     auto ran = operation->run(stack, generators);
     Operation::flatten(stack, returned);
+    if (!options.compute.host()) {
+      busy = true;
+      ++unsynchronised;
+      latest = operation;
+      if (ran.ok()) ran = within_limit(*operation, slots);
+    }
     if (ran.ok() && !learning) ran = operation->check(tensors, returned);
     if (ran.ok()) {
       auto done = finish(number, operation, slots, results, head.header.flags, responder);
@@ -223,6 +246,7 @@ Status Engine::State::on_replay(Engine& engine, std::span<const std::byte> messa
   std::vector<std::byte> answer;
   if (const Status there = arrived(std::span(given).first(head.inputs)); !there.ok()) fail(there, "", 0);
   if (sticky.ok()) {
+    busy = !options.compute.host();
     const std::span<const std::uint64_t> all(given);
     auto replayed = options.observer ? options.observer->on_replay(engine, head.tape, all.first(head.inputs),
                                                                    all.subspan(head.inputs), answer)

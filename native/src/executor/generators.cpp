@@ -1,6 +1,7 @@
 #include "rouse/executor/generators.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/Utils.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -11,12 +12,19 @@
 
 namespace rouse::executor {
 
-Generators::Generators() { at(0); }
+Generators::Generators(c10::Device device) : device_(device) { at(0); }
+
+at::Generator Generators::make() const {
+  if (device_.is_cpu()) return at::detail::createCPUGenerator(c10::default_rng_seed_val);
+  at::Generator made = at::globalContext().getAcceleratorHooksInterface(device_.type()).getNewGenerator(device_.index());
+  made.set_current_seed(c10::default_rng_seed_val);
+  return made;
+}
 
 at::Generator& Generators::at(std::uint32_t number) {
   auto found = generators_.find(number);
   if (found == generators_.end()) {
-    found = generators_.emplace(number, at::detail::createCPUGenerator(c10::default_rng_seed_val)).first;
+    found = generators_.emplace(number, make()).first;
   }
   return found->second;
 }

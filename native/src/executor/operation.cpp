@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 
 #include <sstream>
@@ -16,6 +17,11 @@ std::uint8_t flags_of(const at::TensorBase& tensor) {
 }
 
 constexpr std::uint8_t kLooks = wire::kConjugate | wire::kNegative;
+
+c10::DispatchKeySet keys_of(c10::Device device) {
+  if (device.is_cpu()) return c10::DispatchKeySet(c10::DispatchKey::CPU);
+  return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, c10::kStrided, device));
+}
 
 }  // namespace
 
@@ -34,7 +40,7 @@ std::string TensorSpec::describe() const {
 
 at::Tensor make_tensor(const c10::Storage& storage, const TensorSpec& spec) {
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(spec.dtype));
+      c10::Storage(storage), keys_of(storage.device()), c10::scalarTypeToTypeMeta(spec.dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(c10::IntArrayRef(spec.sizes), c10::IntArrayRef(spec.strides), spec.offset);
   if (spec.flags & wire::kConjugate) impl->_set_conj(true);
@@ -43,9 +49,9 @@ at::Tensor make_tensor(const c10::Storage& storage, const TensorSpec& spec) {
   return tensor;
 }
 
-Result<std::shared_ptr<Operation>> Operation::decode(std::span<const std::byte> message) {
+Result<std::shared_ptr<Operation>> Operation::decode(std::span<const std::byte> message, c10::Device device) {
   try {
-    return OperationDecoder::decode(message);
+    return OperationDecoder::decode(message, device);
   } catch (const std::exception& error) {
     return Status(Code::kInvalid, std::string("template: ") + error.what());
   }
@@ -107,7 +113,7 @@ Status Operation::run(torch::jit::Stack& stack, Generators& generators) const {
   const char* kind = "RuntimeError";
   try {
     if (lend) {
-      auto shared = at::globalContext().defaultGenerator(c10::kCPU);
+      auto shared = at::globalContext().defaultGenerator(device_);
       shared.set_state(generators.at(0).get_state());
       handle_->callBoxed(stack);
       generators.at(0).set_state(shared.get_state());
@@ -148,7 +154,8 @@ Status Operation::check(std::span<const at::Tensor> slots, std::span<const at::T
     const auto& expected = (*results_)[i];
     const auto& tensor = returned[i];
     if (expected.origin == Origin::kUndefined && !tensor.defined()) continue;
-    bool holds = tensor.defined() && tensor.layout() == c10::kStrided && expected.spec.describes(tensor) &&
+    bool holds = tensor.defined() && tensor.layout() == c10::kStrided && tensor.device() == device_ &&
+                 expected.spec.describes(tensor) &&
                  tensor.storage().nbytes() >= expected.spec.required_bytes;
     if (holds && expected.origin == Origin::kSlot) {
       holds = tensor.storage().unsafeGetStorageImpl() == slots[expected.index].storage().unsafeGetStorageImpl();
@@ -177,10 +184,14 @@ Result<std::vector<ResultSpec>> Operation::observe(std::span<const at::Tensor> s
       results.push_back(std::move(result));
       continue;
     }
-    if (tensor.layout() != c10::kStrided || tensor.is_quantized() || !tensor.has_storage() || !tensor.is_cpu()) {
+    if (tensor.layout() != c10::kStrided || tensor.is_quantized() || !tensor.has_storage()) {
       return Status(Code::kUnsupported, name_ +
                                             " returns a tensor that is not dense and strided, which the rouse "
                                             "device does not have; call it on a CPU tensor");
+    }
+    if (tensor.device() != device_) {
+      return Status(Code::kUnsupported, name_ + " returns a tensor on " + tensor.device().str() + ", and not on " +
+                                            device_.str() + ", where it was called; call it on a CPU tensor");
     }
     const auto* storage = tensor.storage().unsafeGetStorageImpl();
     result.spec.dtype = tensor.scalar_type();

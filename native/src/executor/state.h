@@ -13,7 +13,7 @@
 namespace rouse::executor {
 
 struct Engine::State {
-  explicit State(EngineOptions given) : options(given), storages(given.max_bytes) {}
+  explicit State(EngineOptions given) : options(given), storages(given.max_bytes, given.compute), generators(given.compute.device()) {}
 
   Status dispatch(Engine& engine, std::span<const std::byte> message, Responder& responder);
 
@@ -43,6 +43,12 @@ struct Engine::State {
   Status learn(std::uint32_t number, const std::shared_ptr<Operation>& operation, std::span<const std::uint64_t> slots,
                std::uint64_t first, bool keep, Responder& responder);
   Status poison(std::span<const std::uint64_t> names);
+  // The session's limit, where no heap of ours keeps it: of what a call made, and of what it resized.
+  Status within_limit(const Operation& operation, std::span<const std::uint64_t> slots);
+  // A device that computes beside the host fails later than its operators were called: at a synchronisation.
+  void fail_late(const Status& error);
+  void settle();
+  void synchronised();
 
   // The first error since the client heard of one; what follows is skipped until then.
   void fail(Status error, const std::string& operation, std::uint32_t number);
@@ -56,6 +62,10 @@ struct Engine::State {
   std::vector<std::shared_ptr<Operation>> templates;
   // Why a template could not be made: calls of it fail with this, in order.
   std::unordered_map<std::uint32_t, Status> broken;
+  // What the device was given since the last synchronisation, where it computes beside the host.
+  bool busy = false;
+  std::uint64_t unsynchronised = 0;  // operators
+  std::shared_ptr<Operation> latest;
   Status sticky;
   std::string failed_operator;
   std::uint32_t failed_template = 0;
@@ -66,6 +76,7 @@ struct Engine::State {
   // Kept between calls, so that a warm call allocates nothing of its own.
   std::vector<std::uint64_t> names;
   std::vector<at::Tensor> tensors, returned;
+  std::vector<std::byte> read_bytes;
   torch::jit::Stack stack;
 };
 

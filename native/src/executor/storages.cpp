@@ -1,10 +1,6 @@
 #include "storages.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 namespace rouse::executor {
@@ -62,9 +58,7 @@ Status Storages::create(std::uint64_t name, std::uint64_t bytes) {
   auto fits = room(bytes);
   if (fits.ok()) {
     try {
-      auto* allocator = c10::GetCPUAllocator();
-      return put(name,
-                 c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, true));
+      return put(name, compute_.make_storage(bytes));
     } catch (const std::exception& error) {
       fits = {Code::kExhausted, std::string("OutOfMemoryError: ") + error.what()};
     }
@@ -77,11 +71,7 @@ Status Storages::bind(std::uint64_t address, std::uint64_t bytes) {
   for (const auto& range : ranges_) {
     if (address < range.base || address - range.base > range.bytes) continue;
     if (bytes > range.bytes - (address - range.base)) break;
-    auto* data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
-    // Not resizable, not freed: the range is its owner's.
-    bound_[address] = {c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                                    c10::DataPtr(data, c10::Device(c10::DeviceType::CPU)), nullptr, false),
-                       State::kLive, range.writable};
+    bound_[address] = {compute_.at(address, bytes), State::kLive, range.writable};
     return {};
   }
   return {Code::kInvalid, "address " + name_text(address) + " with " + std::to_string(bytes) +
@@ -97,10 +87,10 @@ Status Storages::resize(std::uint64_t name, std::uint64_t bytes) {
   const auto before = static_cast<std::uint64_t>(entry->storage.nbytes());
   if (bytes > before) ROUSE_RETURN_IF_ERROR(room(bytes - before));
   try {
-    auto fresh = c10::GetCPUAllocator()->allocate(bytes);
-    if (std::min(before, bytes) != 0) std::memcpy(fresh.get(), entry->storage.data(), std::min(before, bytes));
+    c10::Storage fresh = compute_.make_storage(bytes);
+    ROUSE_RETURN_IF_ERROR(compute_.copy(fresh, entry->storage, std::min(before, bytes)));
     c10::Storage storage = entry->storage;
-    storage.set_data_ptr_noswap(std::move(fresh));
+    storage.set_data_ptr_noswap(fresh.set_data_ptr(c10::DataPtr()));
     storage.set_nbytes(bytes);
     bytes_ += bytes - entry->counted;
     entry->counted = bytes;
@@ -119,6 +109,13 @@ Status Storages::put(std::uint64_t name, c10::Storage storage) {
   entry.storage = std::move(storage);
   entry.state = State::kLive;
   return {};
+}
+
+void Storages::recount(std::uint64_t name) {
+  if (name >= entries_.size() || entries_[name].state != State::kLive) return;
+  Entry& entry = entries_[name];
+  bytes_ += entry.storage.nbytes() - entry.counted;
+  entry.counted = entry.storage.nbytes();
 }
 
 Status Storages::poison(std::uint64_t name) {

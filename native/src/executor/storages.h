@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "rouse/base/status.h"
+#include "rouse/executor/compute.h"
 #include "rouse/executor/engine.h"
 
 namespace rouse::executor {
@@ -27,7 +28,7 @@ class Storages {
     std::uint64_t counted = 0;  // Bytes in the session's account; operators may resize the storage meanwhile.
   };
 
-  explicit Storages(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
+  Storages(std::uint64_t max_bytes, const Compute& compute) : max_bytes_(max_bytes), compute_(compute) {}
 
   Status add_range(const Range& range);
   void remove_range(std::uint64_t base);
@@ -54,12 +55,15 @@ class Storages {
   std::uint64_t bytes() const;
   // Whether `more` bytes of scratch fit.
   Status room(std::uint64_t more) const;
+  // Puts what an operator made of a storage's size into the account.
+  void recount(std::uint64_t name);
 
  private:
   Status bind(std::uint64_t address, std::uint64_t bytes);
   Entry& slot(std::uint64_t name);
 
-  std::uint64_t max_bytes_;
+  const std::uint64_t max_bytes_;
+  const Compute compute_;
   std::uint64_t bytes_ = 0;
   std::vector<Entry> entries_;
   std::unordered_map<std::uint64_t, Entry> bound_;

@@ -47,7 +47,7 @@ constexpr std::array<Number, 15> kNumbers{{
     {"confine", &Config::confine, 0, 1, "1: give up what it does not need (seccomp); 0: do not"},
 }};
 constexpr std::array<Text, 2> kTexts{{
-    {"device", &Config::device, "what it computes on, as host:0"},
+    {"device", &Config::device, "what it computes on, as host:0 or cuda:0"},
     {"listen", &Config::listen, "absolute path of the Unix socket of its link, which is needed"},
 }};
 constexpr std::string_view kPrefix = "ROUSE_EXECUTOR_";
@@ -81,10 +81,13 @@ Status put(Config& config, std::string_view name, std::string_view value, const 
 
 Status validate(const Config& config) {
   const std::string_view device = config.device;
-  const bool host = device.starts_with("host:") && device.size() > 5 &&
-                    std::all_of(device.begin() + 5, device.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (!host) {
-    return Status(Code::kUnsupported, "--device is '" + config.device + "'; this build computes on host:N only");
+  const size_t colon = std::min(device.find(':'), device.size());
+  const std::string_view kind = device.substr(0, colon), number = device.substr(std::min(colon + 1, device.size()));
+  // PyTorch counts devices in a byte.
+  const bool numbered = !number.empty() && number.size() <= 2 &&
+                        std::all_of(number.begin(), number.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if ((kind != "host" && kind != "cuda") || !numbered) {
+    return Status(Code::kUnsupported, "--device is '" + config.device + "'; this build computes on host:N and cuda:N");
   }
   if (config.listen.empty() || config.listen[0] != '/') {
     return Status(Code::kInvalid, "--listen is '" + config.listen + "'; it must be an absolute path");

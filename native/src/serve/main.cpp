@@ -3,5 +3,6 @@
 #include "torch_backend.h"
 
 int main(int argc, char** argv, char** environment) {
-  return rouse::serve::executor_main(argc, argv, environment, rouse::serve::make_torch_backend);
+  return rouse::serve::executor_main(
+      argc, argv, environment, [](const rouse::serve::Config& config) { return rouse::serve::make_torch_backend(config); });
 }

@@ -1,7 +1,7 @@
 #include "replays.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -62,12 +62,6 @@ std::vector<const Tensor*> by_name(const std::vector<Tensor>& tensors) {
   return sorted;
 }
 
-c10::Storage copy_in(Bytes data) {
-  c10::DataPtr memory = c10::GetCPUAllocator()->allocate(data.size());
-  if (!data.empty()) std::memcpy(memory.get(), data.data(), data.size());
-  return c10::Storage(c10::Storage::use_byte_size_t(), data.size(), std::move(memory), nullptr, false);
-}
-
 double milliseconds(Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); }
 
 // What answers one kind of request.
@@ -91,8 +85,10 @@ RpcError refuse(const Status& status, const std::string& path) {
 
 // One version's tapes and the memory that they are replayed in, which no other version ever sees.
 struct Replays::Version {
-  Version(tape::Origin here, std::shared_ptr<transfer::Residency> model, uint64_t scratch_bytes)
-      : heap(executor::Heap::make(scratch_bytes)), arrival(std::move(model)), shelf(std::move(here), &arrival) {}
+  Version(tape::Origin here, std::shared_ptr<transfer::Residency> model, const ReplayPlace& place)
+      : heap(executor::Heap::make(place.scratch_bytes)),
+        arrival(std::move(model)),
+        shelf(std::move(here), &arrival, place.compute) {}
 
   executor::Heap::Handle heap;
   Arrival arrival;
@@ -136,10 +132,11 @@ Answer<std::vector<TapeInfo>> Replays::load(const MappedModel& mapped, const std
     here.layout = model.layout;
     here.model_base = model.base;
     here.model_bytes = model.bytes;
-    version = std::make_unique<Version>(std::move(here), mapped.residency, place_.scratch_bytes);
+    version = std::make_unique<Version>(std::move(here), mapped.residency, place_);
   }
   const executor::UseHeap use(*version->heap);
-  const tape::Player::Find weights = tape::weights_at(model.base, model.bytes);
+  const c10::DeviceGuard on(place_.compute.device());
+  const tape::Player::Find weights = tape::weights_at(model.base, model.bytes, place_.compute);
   for (const TapeFile& file : files) {
     Result<std::vector<std::byte>> bytes = read_file(file.path, kMaxTapeBytes);
     if (!bytes.ok()) return refuse(bytes.status(), file.path);
@@ -203,7 +200,7 @@ Answer<std::string> write_outputs(const Kind& kind, const tape::Played& played,
                            ", which no datatype of the inference protocol is")};
     }
     const at::Tensor tensor = executor::make_tensor(played.outputs[i], spec_of(outputs[i]));
-    kept.push_back(tensor.resolve_conj().resolve_neg().contiguous());
+    kept.push_back(tensor.resolve_conj().resolve_neg().contiguous().cpu());
     views.push_back({kind.output_names[i], datatype, kept.back().sizes().vec(),
                      Bytes(static_cast<const std::byte*>(kept.back().const_data_ptr()), kept.back().nbytes())});
   }
@@ -224,11 +221,20 @@ Answer<Executed> Replays::execute(const std::string& version_id, const ExecuteRe
   const auto started = Clock::now();
   const c10::InferenceMode inference;
   const executor::UseHeap use(*version->heap);
+  const c10::DeviceGuard on(place_.compute.device());
   std::vector<c10::Storage> inputs;
-  for (const size_t position : kind->second.order) inputs.push_back(copy_in(sorted[position]->data));
+  for (const size_t position : kind->second.order) {
+    const Bytes data = sorted[position]->data;
+    inputs.push_back(place_.compute.make_storage(data.size()));
+    const Status written = place_.compute.write(inputs.back(), 0, data);
+    if (!written.ok()) return RpcError{RpcCode::kInternal, "REPLAY_FAILED", written.describe()};
+  }
   const auto copied = Clock::now();
   version->arrival.limit(deadline);
   Result<tape::Played> played = version->shelf.replay(kind->second.signature, inputs);
+  // What failed beside the host, too; and the time until then is the device's.
+  const Status done = place_.compute.synchronize();
+  if (played.ok() && !done.ok()) played = done;
   if (!played.ok()) {
     if (std::optional<RpcError> swap = version->arrival.error(played.status())) return *std::move(swap);
     return RpcError{RpcCode::kInternal, "REPLAY_FAILED", played.status().describe()};

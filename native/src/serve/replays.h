@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models.h"
+#include "rouse/executor/compute.h"
 #include "rouse/serve/backend.h"
 
 namespace rouse::serve {
@@ -17,6 +18,7 @@ namespace rouse::serve {
 struct ReplayPlace {
   std::string torch_version;
   std::string device;  // As tapes say it: "cpu".
+  executor::Compute compute;
   uint64_t scratch_bytes = 0;
 };
 

@@ -1,11 +1,13 @@
 #include "torch_backend.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <fcntl.h>
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <optional>
 
 #include "arrival.h"
@@ -13,11 +15,14 @@
 #include "replays.h"
 #include "rouse/base/fd.h"
 #include "rouse/base/text.h"
+#include "rouse/device/cuda.h"
 #include "rouse/device/host.h"
 #include "rouse/executor/allocator.h"
+#include "rouse/executor/compute.h"
 #include "rouse/executor/session.h"
 #include "rouse/executor/warm_up.h"
 #include "rouse/tape/recorder.h"
+#include "tenant.h"
 
 namespace rouse::serve {
 
@@ -26,12 +31,16 @@ namespace {
 // Of PyTorch's own helper threads, which work for no session.
 constexpr uint64_t kSharedBytes = 4ull << 30;
 
-constexpr const char* kTapeDevice = "cpu";
+// What an executor computes on and with.
+struct Where {
+  executor::Compute compute;
+  std::string architecture;  // As tapes say it: "cpu".
+};
 
-tape::Origin origin_of(const std::optional<MappedModel>& model) {
+tape::Origin origin_of(const Where& where, const std::optional<MappedModel>& model) {
   tape::Origin origin;
   origin.torch_version = TORCH_VERSION;
-  origin.device = kTapeDevice;
+  origin.device = where.architecture;
   if (model) {
     origin.layout = model->spec.layout;
     origin.model_base = model->spec.base;
@@ -53,13 +62,14 @@ Status write_file(const std::string& path, std::span<const std::byte> bytes) {
 // One session's engine. Guards of thread-local state are members: all of it lives on the session's thread.
 class TorchWork : public SessionWork {
  public:
-  TorchWork(const SessionSpec& spec, const std::optional<MappedModel>& model)
-      : heap_(executor::Heap::make(spec.scratch_bytes)),
+  TorchWork(const Where& where, const SessionSpec& spec, const std::optional<MappedModel>& model)
+      : on_(where.compute.device()),
+        heap_(executor::Heap::make(spec.scratch_bytes)),
         use_(*heap_),
         arrival_(model ? model->residency : nullptr) {
     if (spec.record) {
       tape::RecorderOptions recording;
-      recording.origin = origin_of(model);
+      recording.origin = origin_of(where, model);
       recording.residency = &arrival_;
       recording.candidates = spec.candidates_folder;
       recorder_.emplace(std::move(recording));
@@ -68,6 +78,7 @@ class TorchWork : public SessionWork {
     options.max_bytes = spec.scratch_bytes;
     options.observer = recorder_ ? &*recorder_ : nullptr;
     options.residency = &arrival_;
+    options.compute = where.compute;
     engine_.emplace(options);
     if (recorder_) recorder_->attach(*engine_);
     // Not writable: the version's other sessions and its tapes read the same bytes.
@@ -77,7 +88,11 @@ class TorchWork : public SessionWork {
 
   Status run(ring::Channel& channel, ring::Clock::time_point deadline) override {
     if (!session_) session_.emplace(channel, *engine_);
-    return session_->run(deadline, std::chrono::microseconds(0));
+    const Status ran = session_->run(deadline, std::chrono::microseconds(0));
+    // A turn is over when the device is done with it: the next one's time is not this session's. What failed there is
+    // kept for the client's next synchronisation.
+    engine_->settle();
+    return ran;
   }
   uint64_t scratch_bytes() const override { return engine_->bytes(); }
 
@@ -106,6 +121,7 @@ class TorchWork : public SessionWork {
 
  private:
   const c10::InferenceMode inference_;
+  const c10::DeviceGuard on_;
   const executor::Heap::Handle heap_;
   const executor::UseHeap use_;
   Arrival arrival_;
@@ -117,19 +133,28 @@ class TorchWork : public SessionWork {
 
 class TorchBackend : public Backend {
  public:
-  TorchBackend(std::string name, std::unique_ptr<Models> models, uint64_t scratch_bytes)
-      : name_(std::move(name)), models_(std::move(models)), replays_({TORCH_VERSION, kTapeDevice, scratch_bytes}) {}
+  TorchBackend(std::string name, Where where, std::unique_ptr<Models> models, uint64_t scratch_bytes)
+      : name_(std::move(name)),
+        where_(std::move(where)),
+        tenant_(where_.compute.host() ? Tenant::kMany : Tenant::kOne),
+        models_(std::move(models)),
+        replays_({TORCH_VERSION, where_.architecture, where_.compute, scratch_bytes}) {}
 
   std::string device() const override { return name_; }
   std::string torch_version() const override { return TORCH_VERSION; }
   MemoryInfo memory() const override { return models_->memory(); }
 
   Result<std::unique_ptr<SessionWork>> open_session(const SessionSpec& spec) override {
-    auto work = std::make_unique<TorchWork>(spec, models_->find(spec.version_id));
+    ROUSE_RETURN_IF_ERROR(tenant_.admit(spec.version_id));
+    auto work = std::make_unique<TorchWork>(where_, spec, models_->find(spec.version_id));
     if (!work->status().ok()) return work->status();
     return std::unique_ptr<SessionWork>(std::move(work));
   }
-  Answer<std::monostate> map_model(const ModelSpec& spec) override { return models_->map(spec); }
+  Answer<std::monostate> map_model(const ModelSpec& spec) override {
+    if (const Status admitted = tenant_.admit(spec.version_id); !admitted.ok())
+      return RpcError{RpcCode::kFailedPrecondition, "DEVICE_NOT_SHARED", admitted.text()};
+    return models_->map(spec);
+  }
   Answer<uint64_t> unmap_model(const std::string& version_id) override {
     replays_.drop(version_id);
     return models_->unmap(version_id);
@@ -149,27 +174,51 @@ class TorchBackend : public Backend {
 
  private:
   const std::string name_;
+  const Where where_;
+  Tenant tenant_;
   const std::unique_ptr<Models> models_;
   Replays replays_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> make_torch_backend(const Config& config) {
-  device::HostOptions options;
-  options.capacity = config.capacity_mib << 20;
-  Result<std::unique_ptr<device::Device>> device = device::make_host_device(options);
-  if (!device.ok()) return device.status();
+namespace {
+
+Result<Hardware> find_hardware(const Config& config) {
+  const uint64_t capacity = config.capacity_mib << 20;
+  const auto with = [](const executor::Compute& compute,
+                       Result<std::unique_ptr<device::Device>> memory) -> Result<Hardware> {
+    if (!memory.ok()) return memory.status();
+    return Hardware{compute, std::move(memory).value()};
+  };
+  if (config.device.starts_with("host:")) return with({}, device::make_host_device({.capacity = capacity}));
+  const int number = std::atoi(config.device.c_str() + sizeof("cuda"));
+  const Result<executor::Compute> compute =
+      executor::Compute::make(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(number)));
+  if (!compute.ok()) return compute.status();
+  return with(compute.value(), device::make_cuda_device({.ordinal = number, .capacity = capacity}));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_torch_backend(const Config& config, Hardware hardware) {
+  Where where{hardware.compute, hardware.memory->architecture()};
   ROUSE_RETURN_IF_ERROR(executor::install_allocator(kSharedBytes));
   at::set_num_threads(static_cast<int>(config.threads));
-  ROUSE_RETURN_IF_ERROR(executor::warm_up());
+  ROUSE_RETURN_IF_ERROR(executor::warm_up(where.compute));
   ModelsOptions swaps;
   swaps.group_bytes = config.group_kib << 10;
   swaps.link.bytes_per_second = config.link_mib_s << 20;
-  Result<std::unique_ptr<Models>> models = Models::make(std::move(device).value(), swaps);
+  Result<std::unique_ptr<Models>> models = Models::make(std::move(hardware.memory), swaps);
   if (!models.ok()) return models.status();
-  return std::unique_ptr<Backend>(
-      std::make_unique<TorchBackend>(config.device, std::move(models).value(), config.scratch_mib << 20));
+  return std::unique_ptr<Backend>(std::make_unique<TorchBackend>(
+      config.device, std::move(where), std::move(models).value(), config.scratch_mib << 20));
+}
+
+Result<std::unique_ptr<Backend>> make_torch_backend(const Config& config) {
+  Result<Hardware> hardware = find_hardware(config);
+  if (!hardware.ok()) return hardware.status();
+  return make_torch_backend(config, std::move(hardware).value());
 }
 
 }  // namespace rouse::serve

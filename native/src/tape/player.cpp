@@ -1,7 +1,6 @@
 #include "rouse/tape/player.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/InferenceMode.h>
 
@@ -20,11 +19,6 @@ namespace {
 
 // A tape whose replays do not allocate as they did before is planned anew so often, then left unplanned.
 constexpr int kMostPlans = 3;
-
-c10::Storage new_storage(std::uint64_t bytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::GetCPUAllocator()->allocate(bytes),
-                      c10::GetCPUAllocator(), /*resizable=*/true);
-}
 
 // Operators whose tensors have more bytes together are not rehearsed: they compute longer than they prepare.
 constexpr std::uint64_t kRehearsedBytes = 512 << 10;
@@ -54,23 +48,23 @@ class DefaultDtype {
 
 }  // namespace
 
-Result<std::unique_ptr<Player>> Player::prepare(Tape tape, const Find& find,
+Result<std::unique_ptr<Player>> Player::prepare(Tape tape, const Find& find, const executor::Compute& compute,
                                                 std::vector<std::shared_ptr<executor::Operation>> operations) {
   ROUSE_RETURN_IF_ERROR(check(tape));
   const auto dtype = static_cast<c10::ScalarType>(tape.origin.default_dtype);
   if (tape.origin.default_dtype >= static_cast<std::uint8_t>(c10::ScalarType::NumOptions) ||
       !c10::isFloatingType(dtype))
     return Status(Code::kInvalid, "a tape's default dtype is none");
-  std::unique_ptr<Player> player(new Player(std::move(tape)));
+  std::unique_ptr<Player> player(new Player(std::move(tape), compute));
   player->operations_ = std::move(operations);
   for (std::size_t i = player->operations_.size(); i < player->tape_.templates.size(); ++i) {
-    auto decoded = executor::Operation::decode(player->tape_.templates[i]);
+    auto decoded = executor::Operation::decode(player->tape_.templates[i], compute.device());
     if (!decoded.ok()) return decoded.status();
     player->operations_.push_back(std::move(decoded).value());
   }
   const Status bound = guarded([&] { return player->bind(find); });
   if (!bound.ok()) return bound;
-  if (!player->tape_.lifetimes.empty()) {
+  if (compute.host() && !player->tape_.lifetimes.empty()) {
     // A plan out of a file: worth a try; blocks that do not come as planned go elsewhere.
     auto layout = executor::Layout::make(player->tape_.lifetimes, player->tape_.plan);
     if (!layout.ok()) return layout.status();
@@ -81,7 +75,7 @@ Result<std::unique_ptr<Player>> Player::prepare(Tape tape, const Find& find,
 }
 
 Status Player::bind(const Find& find) {
-  empty_ = new_storage(0);
+  empty_ = compute_.make_storage(0);
   storages_.assign(tape_.places.size(), c10::Storage());
   inputs_.assign(tape_.inputs, 0);
   for (std::uint32_t i = 0; i < tape_.places.size(); ++i) {
@@ -96,8 +90,8 @@ Status Player::bind(const Find& find) {
       storages_[i] = std::move(found).value();
     } else if (place.kind == Class::kConstant) {
       const auto& blob = tape_.blobs[place.value];
-      storages_[i] = new_storage(blob.size());
-      if (!blob.empty()) std::memcpy(storages_[i].mutable_data(), blob.data(), blob.size());
+      storages_[i] = compute_.make_storage(blob.size());
+      ROUSE_RETURN_IF_ERROR(compute_.write(storages_[i], 0, blob));
     } else {
       passing_.push_back(i);
       if (place.kind == Class::kInput) inputs_[place.value] = i;
@@ -156,7 +150,7 @@ void Player::rehearse(executor::Arena* arena) {
   if (arena != nullptr && layout_) (void)arena->prepare(*layout_).ok();
   const c10::InferenceMode mode;
   const DefaultDtype dtype(tape_.origin.default_dtype);
-  executor::Generators generators;
+  executor::Generators generators(compute_.device());
   for (const auto& operation : operations_) {
     std::uint64_t bytes = 0;
     for (const executor::Slot& slot : operation->slots()) bytes += slot.spec.required_bytes;
@@ -166,8 +160,8 @@ void Player::rehearse(executor::Arena* arena) {
     (void)guarded([&] {
       std::vector<at::Tensor> tensors;
       for (const executor::Slot& slot : operation->slots()) {
-        c10::Storage storage = new_storage(slot.spec.required_bytes);
-        if (slot.spec.required_bytes) std::memset(storage.mutable_data(), 0, slot.spec.required_bytes);
+        c10::Storage storage = compute_.make_storage(slot.spec.required_bytes);
+        ROUSE_RETURN_IF_ERROR(compute_.zero(storage));
         tensors.push_back(executor::make_tensor(storage, slot.spec));
       }
       operation->push(tensors, generators, stack_);
@@ -230,13 +224,12 @@ Status Player::step(Step& step, const Surroundings& with, bool& missed) {
     case Op::kCall:
       return call(step, with);
     case Op::kCreate:
-      storages_[step.place] = new_storage(step.count);
+      storages_[step.place] = compute_.make_storage(step.count);
       return {};
     case Op::kResize: {
-      c10::Storage grown = new_storage(step.count);
+      c10::Storage grown = compute_.make_storage(step.count);
       const c10::Storage& old = storages_[step.place];
-      const std::size_t common = std::min(old.nbytes(), grown.nbytes());
-      if (common) std::memcpy(grown.mutable_data(), old.data(), common);
+      ROUSE_RETURN_IF_ERROR(compute_.copy(grown, old, std::min(old.nbytes(), grown.nbytes())));
       storages_[step.place] = std::move(grown);
       return {};
     }
@@ -248,11 +241,10 @@ Status Player::step(Step& step, const Surroundings& with, bool& missed) {
         return Status(Code::kInvalid, "a tape writes or reads past the end of a storage");
       if (blob.empty()) return {};
       ROUSE_RETURN_IF_ERROR(wait_for_place(step.place, step.offset, blob.size(), with));
-      if (step.op == Op::kGuard)
-        missed =
-            std::memcmp(static_cast<const std::byte*>(storage.data()) + step.offset, blob.data(), blob.size()) != 0;
-      else
-        std::memcpy(static_cast<std::byte*>(storage.mutable_data()) + step.offset, blob.data(), blob.size());
+      if (step.op == Op::kWrite) return compute_.write(storage, step.offset, blob);
+      const auto found = compute_.look(storage, step.offset, blob.size(), read_);
+      if (!found.ok()) return found.status();
+      missed = std::memcmp(found.value().data(), blob.data(), blob.size()) != 0;
       return {};
     }
     case Op::kValue: {
@@ -313,7 +305,7 @@ Result<Replayed> Player::run(std::span<const c10::Storage> inputs, const Surroun
     forget();
     return walked.status();
   };
-  if (heap == nullptr || with.arena == nullptr) {
+  if (heap == nullptr || with.arena == nullptr || !compute_.host()) {
     status = guarded(walk_it);
   } else if (layout_ && with.arena->begin(*layout_).ok()) {
     const executor::UseHeap use(*heap, with.arena);

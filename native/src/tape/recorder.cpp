@@ -1,7 +1,6 @@
 #include "rouse/tape/recorder.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <cstring>
@@ -39,13 +38,8 @@ std::string difference(const Tape& a, const Tape& b, const std::vector<std::shar
   return "it differs in its outputs";
 }
 
-c10::Storage copy_of(const c10::Storage& storage) {
-  auto* allocator = c10::GetCPUAllocator();
-  c10::Storage copy(c10::Storage::use_byte_size_t(), storage.nbytes(), allocator->allocate(storage.nbytes()), allocator,
-                    true);
-  if (storage.nbytes()) std::memcpy(copy.mutable_data(), storage.data(), storage.nbytes());
-  return copy;
-}
+// The bits of a tensor in the order of its elements, where this process may read them.
+at::Tensor on_host(const at::Tensor& tensor) { return tensor.contiguous().to(c10::kCPU); }
 
 void write_outputs(const Tape& tape, wire::Writer& out) {
   for (const Output& output : tape.outputs) {
@@ -105,7 +99,17 @@ void Recorder::keep_inputs(std::span<const std::uint64_t> inputs) {
     for (const Candidate& candidate : recorded_entry_->candidates)
       for (const Place& place : candidate.tape.places)
         written = written || (place.kind == Class::kInput && place.value == i && place.written);
-    kept_inputs_.push_back(written ? copy_of(storage.value()) : storage.value());
+    if (!written) {
+      kept_inputs_.push_back(storage.value());
+      continue;
+    }
+    const executor::Compute& compute = engine_->compute();
+    c10::Storage copy = compute.make_storage(storage.value().nbytes());
+    if (!compute.copy(copy, storage.value(), copy.nbytes()).ok()) {
+      kept_inputs_.clear();
+      return;
+    }
+    kept_inputs_.push_back(std::move(copy));
   }
 }
 
@@ -213,7 +217,8 @@ void Recorder::verify(Entry& entry, Recorded recorded, std::span<const std::uint
     return;
   }
   auto player = Player::prepare(
-      std::move(recorded.tape), [this](const Place& place) { return find(place); }, std::move(recorded.operations));
+      std::move(recorded.tape), [this](const Place& place) { return find(place); }, engine_->compute(),
+      std::move(recorded.operations));
   const std::string why = player.ok() ? compare(*player.value(), names, outputs) : player.status().text();
   const std::string file = std::move(found->file);
   entry.candidates.erase(found);
@@ -248,9 +253,10 @@ void Recorder::add_candidate(Entry& entry, Tape tape) {
       if (place.kind != Class::kHeld || place.written) continue;
       const auto storage = find(place);
       if (!storage.ok() || (bytes += storage.value().nbytes()) > kMaxHeldBytes) break;
-      const auto* data = static_cast<const std::byte*>(storage.value().data());
-      place = {Class::kConstant, false, kept.blobs.size(), storage.value().nbytes()};
-      kept.blobs.emplace_back(data, data + storage.value().nbytes());
+      std::vector<std::byte> held(storage.value().nbytes());
+      if (!engine_->compute().read(storage.value(), 0, held).ok()) break;
+      place = {Class::kConstant, false, kept.blobs.size(), held.size()};
+      kept.blobs.push_back(std::move(held));
     }
     file = candidates_.add(kept);
   }
@@ -277,8 +283,10 @@ bool Recorder::same_constant(const Candidate& candidate, const Place& kept, cons
     return false;
   const auto storage = find(held);
   if (!storage.ok() || storage.value().nbytes() != kept.bytes) return false;
-  return kept.bytes == 0 ||
-         std::memcmp(storage.value().data(), candidate.tape.blobs[kept.value].data(), kept.bytes) == 0;
+  std::vector<std::byte> room;
+  const auto found = engine_->compute().look(storage.value(), 0, kept.bytes, room);
+  return found.ok() && (kept.bytes == 0 ||
+                        std::memcmp(found.value().data(), candidate.tape.blobs[kept.value].data(), kept.bytes) == 0);
 }
 
 void Recorder::saved(const Signature& signature) {
@@ -306,8 +314,8 @@ std::string Recorder::compare(Player& player, std::span<const std::uint64_t> nam
   for (std::size_t i = 0; i < names.size(); ++i) {
     auto eager = engine_->storage(names[i]);
     if (!eager.ok()) return eager.status().text();
-    const auto a = executor::make_tensor(eager.value(), outputs[i]).contiguous();
-    const auto b = executor::make_tensor(replayed.value().outputs[i], outputs[i]).contiguous();
+    const auto a = on_host(executor::make_tensor(eager.value(), outputs[i]));
+    const auto b = on_host(executor::make_tensor(replayed.value().outputs[i], outputs[i]));
     if (a.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) != 0)
       return "its replay gave other bits than the request itself, in output " + std::to_string(i);
   }
@@ -323,14 +331,15 @@ void Recorder::capture(Entry& entry, const Player& player) {
     held_.insert(place.value);
     const auto storage = find(place);
     if (place.written || !storage.ok() || (bytes += storage.value().nbytes()) > kMaxHeldBytes) continue;
-    const auto* data = static_cast<const std::byte*>(storage.value().data());
-    entry.captured[place.value].assign(data, data + storage.value().nbytes());
+    std::vector<std::byte> held(storage.value().nbytes());
+    if (!engine_->compute().read(storage.value(), 0, held).ok()) continue;
+    entry.captured[place.value] = std::move(held);
     changed_.erase(place.value);
   }
 }
 
 Result<c10::Storage> Recorder::find(const Place& place) const {
-  if (place.kind == Class::kWeight) return weights_at(options_.origin.model_base, options_.origin.model_bytes)(place);
+  if (place.kind == Class::kWeight) return weights_at(options_.origin.model_base, options_.origin.model_bytes, engine_->compute())(place);
   return engine_->storage(place.value);
 }
 

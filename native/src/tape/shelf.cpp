@@ -1,6 +1,5 @@
 #include "rouse/tape/shelf.h"
 
-#include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 
 #include <algorithm>
@@ -27,21 +26,23 @@ Result<Played> play(std::vector<std::unique_ptr<Player>>& players, std::span<con
   return played;
 }
 
-Player::Find weights_at(std::uint64_t base, std::uint64_t bytes) {
-  return [base, bytes](const Place& place) -> Result<c10::Storage> {
+Player::Find weights_at(std::uint64_t base, std::uint64_t bytes, const executor::Compute& compute) {
+  return [base, bytes, compute](const Place& place) -> Result<c10::Storage> {
     if (place.kind != Class::kWeight)
       return Status(Code::kInvalid, "a tape uses storage " + std::to_string(place.value) + " of another session");
     if (place.value > bytes || place.bytes > bytes - place.value)
       return Status(Code::kInvalid, "a tape's weight lies outside of its model");
     // Exactly as large as what is used: kernels take tensors that share a storage for aliases of each other.
-    auto* at = reinterpret_cast<void*>(base + place.value);
-    c10::DataPtr memory(at, c10::Device(c10::DeviceType::CPU));
-    return c10::Storage(c10::Storage::use_byte_size_t(), place.bytes, std::move(memory), nullptr, /*resizable=*/false);
+    return compute.at(base + place.value, place.bytes);
   };
 }
 
-Shelf::Shelf(Origin here, executor::Residency* residency)
-    : here_(std::move(here)), residency_(residency), arena_(executor::Arena::make()) {}
+Shelf::Shelf(Origin here, executor::Residency* residency, const executor::Compute& compute)
+    : here_(std::move(here)),
+      residency_(residency),
+      compute_(compute),
+      generators_(compute.device()),
+      arena_(executor::Arena::make()) {}
 
 Result<Signature> Shelf::load(std::span<const std::byte> file, const Player::Find& find) {
   auto tape = tape::load(file);
@@ -51,7 +52,7 @@ Result<Signature> Shelf::load(std::span<const std::byte> file, const Player::Fin
   const auto found = players_.find(signature);
   if (found == players_.end() ? players_.size() >= kMaxSignatures : found->second.size() >= kMaxVariants)
     return Status(Code::kExhausted, "there are as many tapes of this function as there may be");
-  auto player = Player::prepare(std::move(tape).value(), find);
+  auto player = Player::prepare(std::move(tape).value(), find, compute_);
   if (!player.ok()) return player.status();
   player.value()->rehearse(arena_.get());
   players_[signature].push_back(std::move(player).value());

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "device.h"
 #include "rouse/device/cuda.h"
 #include "rouse/device/device.h"
 #include "rouse/device/host.h"
@@ -262,7 +263,8 @@ Result<std::unique_ptr<Device>> cuda_stand_in(uint64_t capacity) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Conformance,
                          testing::Values(Kind{"host", host}, Kind{"host_prefaulted", host_prefaulted},
-                                         Kind{"cuda_stand_in", cuda_stand_in}, Kind{"cuda", cuda}),
+                                         Kind{"cuda_stand_in", cuda_stand_in}, Kind{"cuda", cuda},
+                                         Kind{"accelerator_stand_in", accelerator::make_device}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(HostDevice, ACapacityThatIsNoMultipleOfAPieceIsRefused) {

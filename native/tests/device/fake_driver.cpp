@@ -65,7 +65,9 @@ EXPORT Result cuDeviceGetName(char* name, int bytes, DeviceNumber) {
   return kSuccess;
 }
 EXPORT Result cuDeviceGetAttribute(int* value, int attribute, DeviceNumber) {
-  return *value = attribute == kAttributeVirtualMemory, kSuccess;
+  // Of a compute capability that no device has.
+  if (attribute == kAttributeMajor) return *value = 1, kSuccess;
+  return *value = attribute == kAttributeVirtualMemory || attribute == kAttributeMinor, kSuccess;
 }
 EXPORT Result cuDevicePrimaryCtxRetain(Context* context, DeviceNumber device) {
   *context = reinterpret_cast<Context>(static_cast<uintptr_t>(device + 1));

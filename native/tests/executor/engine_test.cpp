@@ -1,4 +1,5 @@
-// The engine against messages that a broken or hostile client could send; operators are tested from Python.
+// The engine against messages that a broken or hostile client could send, on the CPU and on a device whose memory this
+// process may not touch; operators are tested from Python.
 #include "rouse/executor/engine.h"
 
 #include <c10/core/InferenceMode.h>
@@ -6,6 +7,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+
+#include "places.h"
 
 namespace rouse::executor {
 namespace {
@@ -50,7 +54,7 @@ class Arriving final : public Residency {
   std::vector<std::int64_t> rows;
 };
 
-class EngineTest : public ::testing::Test {
+class EngineTest : public ::testing::TestWithParam<std::string> {
  protected:
   template <typename T>
   Status send(Kind kind, T head, const wire::Writer& body = {}, std::uint16_t flags = 0) {
@@ -85,24 +89,71 @@ class EngineTest : public ::testing::Test {
                 flags);
   }
   Status sync() { return send(Kind::kSync, wire::Sync{{}, 5}); }
+  Status free(std::uint64_t name) {
+    wire::Writer message;
+    message.head(wire::Header{16, static_cast<std::uint16_t>(Kind::kFree), 0});
+    message.word(name);
+    return engine.handle(message.as_bytes(), answers);
+  }
+  void write(std::uint64_t name, std::vector<float> values) {
+    wire::Writer data;
+    data.bytes(std::as_bytes(std::span(values)));
+    ASSERT_TRUE(send(Kind::kWrite, wire::Span{{}, name, 0, 4 * values.size()}, data).ok());
+  }
+  std::vector<float> read(std::uint64_t name, std::size_t count = 4) {
+    std::vector<float> values(count);
+    EXPECT_TRUE(send(Kind::kRead, wire::Span{{}, name, 0, 4 * count}).ok());
+    EXPECT_EQ(answers.kind(), Kind::kData) << answers.text;
+    if (answers.data.size() == 4 * count) std::memcpy(values.data(), answers.data.data(), 4 * count);
+    return values;
+  }
+  // Of four floats in storage 1: into storages 100 and 101.
+  Status sort() {
+    ROUSE_RETURN_IF_ERROR(taught("aten::sort", [](wire::Writer& arguments) {
+      arguments.item(Tag::kInt);
+      arguments.word(0);
+      arguments.item(Tag::kBool, 0);
+    }));
+    return call(0, 1);
+  }
+  Status bernoulli() {
+    return taught("aten::bernoulli", [](wire::Writer& arguments) { arguments.item(Tag::kNone); });
+  }
+  // Template 0: an operator of four floats and what `more` adds.
+  template <typename More>
+  Status taught(const char* name, const More& more) {
+    wire::Writer arguments, body;
+    arguments.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Float), 0, 1);
+    for (const std::uint64_t word : {0, 4, 1}) arguments.word(word);
+    more(arguments);
+    body.text(name);
+    body.bytes(arguments.as_bytes());
+    wire::Template head{};
+    head.name_bytes = static_cast<std::uint16_t>(std::strlen(name));
+    head.argument_bytes = static_cast<std::uint32_t>(arguments.size_bytes());
+    return send(Kind::kTemplate, head, body);
+  }
 
   const c10::InferenceMode inference;
   Arriving arriving;
-  Engine engine{EngineOptions{.max_bytes = 1 << 20, .residency = &arriving}};
+  const Compute compute = accelerator::compute_at(GetParam());
+  Engine engine{EngineOptions{.max_bytes = 1 << 20, .residency = &arriving, .compute = compute}};
   Answers answers;
 };
 
-// A model's range inside this test's own memory.
+// A model's range in the device's memory.
 class WeightsTest : public EngineTest {
  protected:
+  static constexpr std::size_t kWeights = 8;
   void SetUp() override {
-    if (base < wire::kModelBase) GTEST_SKIP() << "this process's memory lies below the base of models";
-    for (float& weight : weights) weight = -1;
-    ASSERT_TRUE(engine.add_range({base, sizeof(weights), false}).ok());
-    ASSERT_TRUE(create(base, sizeof(weights)).ok());
+    const std::vector<float> values(kWeights, -1);
+    std::memcpy(weights.inside(), values.data(), kBytes);
+    ASSERT_TRUE(engine.add_range({base, kBytes, false}).ok());
+    ASSERT_TRUE(create(base, kBytes).ok());
   }
   bool unchanged() const {
-    return std::all_of(std::begin(weights), std::end(weights), [](float weight) { return weight == -1; });
+    const auto* const values = reinterpret_cast<const float*>(weights.inside());
+    return std::all_of(values, values + kWeights, [](float weight) { return weight == -1; });
   }
   void expect_refused(const char* operation) {
     EXPECT_EQ(answers.kind(), Kind::kError);
@@ -113,11 +164,12 @@ class WeightsTest : public EngineTest {
     EXPECT_EQ(answers.kind(), Kind::kDone) << "the session goes on";
   }
 
-  alignas(64) static inline float weights[8];
-  const std::uint64_t base = reinterpret_cast<std::uint64_t>(weights);
+  static constexpr std::size_t kBytes = kWeights * sizeof(float);
+  const accelerator::Bytes weights{GetParam(), kBytes};
+  const std::uint64_t base = weights.address();
 };
 
-TEST_F(EngineTest, RunsWhatItWasTaught) {
+TEST_P(EngineTest, RunsWhatItWasTaught) {
   ASSERT_TRUE(create(1, 16).ok());
   ASSERT_TRUE(add(0, 4).ok());
   ASSERT_TRUE(call(0, 1).ok());
@@ -127,7 +179,7 @@ TEST_F(EngineTest, RunsWhatItWasTaught) {
   EXPECT_EQ(answers.kind(), Kind::kDone) << answers.text;
 }
 
-TEST_F(EngineTest, EndsTheSessionForWhatNoClientSends) {
+TEST_P(EngineTest, EndsTheSessionForWhatNoClientSends) {
   ASSERT_TRUE(create(1, 16).ok());
   ASSERT_TRUE(add(0, 4).ok());
   ASSERT_TRUE(add(1, 5).ok());
@@ -146,7 +198,7 @@ TEST_F(EngineTest, EndsTheSessionForWhatNoClientSends) {
   EXPECT_EQ(send(static_cast<Kind>(99), wire::Sync{}).code(), Code::kInvalid);
 }
 
-TEST_F(EngineTest, AnUnknownOperatorIsAnErrorOfTheCallAndIsHeardOnce) {
+TEST_P(EngineTest, AnUnknownOperatorIsAnErrorOfTheCallAndIsHeardOnce) {
   ASSERT_TRUE(create(1, 16).ok());
   ASSERT_TRUE(add(0, 4, "mine::unknown").ok());
   ASSERT_TRUE(call(0, 1).ok());
@@ -159,7 +211,7 @@ TEST_F(EngineTest, AnUnknownOperatorIsAnErrorOfTheCallAndIsHeardOnce) {
   EXPECT_EQ(answers.kind(), Kind::kError);
 }
 
-TEST_F(EngineTest, KeepsToItsLimit) {
+TEST_P(EngineTest, KeepsToItsLimit) {
   ASSERT_TRUE(create(1, 1 << 19).ok());
   ASSERT_TRUE(create(2, 1 << 20).ok());
   EXPECT_EQ(engine.sticky().code(), Code::kExhausted);
@@ -168,18 +220,18 @@ TEST_F(EngineTest, KeepsToItsLimit) {
   EXPECT_EQ(engine.bytes(), 1u << 19);
 }
 
-TEST_F(WeightsTest, ARangeIsBoundInsideItOnly) {
-  EXPECT_EQ(create(base + 8, sizeof(weights)).code(), Code::kInvalid);
+TEST_P(WeightsTest, ARangeIsBoundInsideItOnly) {
+  EXPECT_EQ(create(base + 8, kBytes).code(), Code::kInvalid);
   EXPECT_FALSE(engine.add_range({base + 8, 64, true}).ok());
 }
 
-TEST_F(WeightsTest, AnOperatorThatChangesAWeightIsAnErrorOfTheCall) {
+TEST_P(WeightsTest, AnOperatorThatChangesAWeightIsAnErrorOfTheCall) {
   ASSERT_TRUE(add(0, 4).ok());
   ASSERT_TRUE(call(0, base).ok());  // relu_
   expect_refused("aten::relu_");
 }
 
-TEST_F(WeightsTest, AWriteToAWeightIsAnErrorOfTheNextSynchronisation) {
+TEST_P(WeightsTest, AWriteToAWeightIsAnErrorOfTheNextSynchronisation) {
   wire::Writer body;
   body.word(0);
   ASSERT_TRUE(send(Kind::kWrite, wire::Span{{}, base, 0, 8}, body).ok());
@@ -187,7 +239,7 @@ TEST_F(WeightsTest, AWriteToAWeightIsAnErrorOfTheNextSynchronisation) {
   expect_refused("aten::copy_");
 }
 
-TEST_F(WeightsTest, StatisticsOfBatchNormalisationAreChangedWhileTrainingOnly) {
+TEST_P(WeightsTest, StatisticsOfBatchNormalisationAreChangedWhileTrainingOnly) {
   const auto tensor = [](wire::Writer& items, std::initializer_list<std::int64_t> sizes) {
     items.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Float), 0,
                static_cast<std::uint8_t>(sizes.size()));
@@ -224,7 +276,7 @@ TEST_F(WeightsTest, StatisticsOfBatchNormalisationAreChangedWhileTrainingOnly) {
   }
 }
 
-TEST_F(WeightsTest, WeightsAreWaitedForUntilAllAreThere) {
+TEST_P(WeightsTest, WeightsAreWaitedForUntilAllAreThere) {
   ASSERT_TRUE(add(0, 4, "aten::relu").ok());
   arriving.all = false;
   ASSERT_TRUE(call(0, base).ok());
@@ -245,7 +297,7 @@ TEST_F(WeightsTest, WeightsAreWaitedForUntilAllAreThere) {
   EXPECT_TRUE(arriving.waits.empty());
 }
 
-TEST_F(WeightsTest, AnEmbeddingWaitsForItsRows) {
+TEST_P(WeightsTest, AnEmbeddingWaitsForItsRows) {
   wire::Writer arguments, body, names, numbers;
   arguments.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Float), 0, 2);
   for (const std::uint64_t word : {0, 4, 2, 2, 1}) arguments.word(word);
@@ -280,6 +332,186 @@ TEST_F(WeightsTest, AnEmbeddingWaitsForItsRows) {
   EXPECT_NE(answers.text.find("IndexError"), std::string::npos) << answers.text;
   EXPECT_EQ(arriving.waits.back(), std::make_pair(base, std::uint64_t{32}));
 }
+
+TEST_P(EngineTest, WhatIsWrittenIsComputedWithAndReadBack) {
+  ASSERT_TRUE(create(1, 16).ok());
+  write(1, {-1, 2, -3, 4});
+  EXPECT_EQ(read(1), (std::vector<float>{-1, 2, -3, 4}));
+  ASSERT_TRUE(add(0, 4).ok());
+  ASSERT_TRUE(call(0, 1).ok());  // relu_
+  EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+  EXPECT_EQ(read(1), (std::vector<float>{0, 2, 0, 4}));
+  ASSERT_TRUE(send(Kind::kResize, wire::Create{{}, 1, 32}).ok());
+  EXPECT_EQ(read(1), (std::vector<float>{0, 2, 0, 4})) << "what fits in both sizes stays";
+  EXPECT_EQ(engine.bytes(), 32u);
+}
+
+TEST_P(EngineTest, AnotherTensorOverAStorageIsAViewOfIt) {
+  ASSERT_TRUE(create(1, 32).ok());
+  write(1, {1, -2, 3, -4, 5, -6, 7, -8});
+  // Every second element from the second on, in place.
+  wire::Writer arguments, body;
+  arguments.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Float), 0, 1);
+  for (const std::uint64_t word : {1, 4, 2}) arguments.word(word);
+  body.text("aten::neg_");
+  body.bytes(arguments.as_bytes());
+  wire::Template head{};
+  head.name_bytes = 10;
+  head.argument_bytes = static_cast<std::uint32_t>(arguments.size_bytes());
+  ASSERT_TRUE(send(Kind::kTemplate, head, body).ok());
+  ASSERT_TRUE(call(0, 1).ok());
+  EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+  EXPECT_EQ(read(1, 8), (std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8}));
+}
+
+TEST_P(EngineTest, ResultsInATupleAreStoragesOfTheirOwn) {
+  ASSERT_TRUE(create(1, 16).ok());
+  write(1, {3, 1, 4, 1});
+  ASSERT_TRUE(sort().ok());
+  EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+  EXPECT_EQ(read(100), (std::vector<float>{1, 1, 3, 4}));
+  ASSERT_TRUE(send(Kind::kRead, wire::Span{{}, 101, 16, 8}).ok());
+  EXPECT_EQ(std::to_integer<int>(answers.data[0]), 0) << "the third smallest was the first";
+}
+
+TEST_P(EngineTest, AResultWhoseShapeDependsOnDataSaysItsShape) {
+  ASSERT_TRUE(create(1, 16).ok());
+  write(1, {0, 5, 0, 6});
+  ASSERT_TRUE(add(0, 4, "aten::nonzero").ok());
+  ASSERT_TRUE(call(0, 1, wire::kCallLearn).ok());
+  ASSERT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+  std::uint64_t rows;
+  std::memcpy(&rows, answers.data.data() + 16, sizeof(rows));
+  EXPECT_EQ(rows, 2u);
+  ASSERT_TRUE(send(Kind::kRead, wire::Span{{}, 100, 8, 8}).ok());
+  EXPECT_EQ(std::to_integer<int>(answers.data[0]), 3);
+}
+
+TEST_P(EngineTest, AnErrorOfAnOperatorIsItsClientsAndTheSessionGoesOn) {
+  ASSERT_TRUE(create(1, 16).ok());
+  ASSERT_TRUE(add(0, 4, "aten::bitwise_not").ok());
+  ASSERT_TRUE(call(0, 1).ok());
+  ASSERT_EQ(answers.kind(), Kind::kError);
+  EXPECT_NE(answers.text.find("aten::bitwise_not"), std::string::npos) << answers.text;
+  ASSERT_TRUE(add(1, 4, "aten::relu").ok());
+  ASSERT_TRUE(call(1, 1).ok());
+  EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+}
+
+TEST_P(EngineTest, RandomNumbersAreThoseOfTheSeed) {
+  std::vector<std::vector<float>> drawn;
+  ASSERT_TRUE(create(1, 16).ok());
+  ASSERT_TRUE(bernoulli().ok());
+  for (const std::uint64_t seed : {7, 8, 7}) {
+    write(1, {0.5, 0.5, 0.5, 0.5});
+    ASSERT_TRUE(send(Kind::kSeed, wire::Seed{{}, 0, 0, seed}).ok());
+    std::vector<float> all;
+    for (int i = 0; i < 8; ++i) {
+      ASSERT_TRUE(call(0, 1).ok());
+      ASSERT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+      const auto some = read(100);
+      all.insert(all.end(), some.begin(), some.end());
+      ASSERT_TRUE(free(100).ok());
+    }
+    drawn.push_back(all);
+  }
+  EXPECT_EQ(drawn[0], drawn[2]);
+  EXPECT_NE(drawn[0], drawn[1]);
+}
+
+TEST_P(EngineTest, AnEndedSessionLeavesNothingOnTheDevice) {
+  const auto before = accelerator::live_blocks();
+  {
+    Engine other{EngineOptions{.max_bytes = 1 << 20, .compute = compute}};
+    wire::Writer message;
+    message.head(wire::Create{{24, static_cast<std::uint16_t>(Kind::kCreate), 0}, 1, 4096});
+    ASSERT_TRUE(other.handle(message.as_bytes(), answers).ok());
+    EXPECT_EQ(accelerator::live_blocks(), before + (compute.host() ? 0 : 1));
+  }
+  EXPECT_EQ(accelerator::live_blocks(), before);
+}
+
+class StandInTest : public EngineTest {};
+
+TEST_P(StandInTest, OnlyWhoReadsWaitsForTheDevice) {
+  ASSERT_TRUE(create(1, 16).ok());
+  write(1, {-1, 2, -3, 4});
+  ASSERT_TRUE(add(0, 4).ok());
+  ASSERT_TRUE(call(0, 1).ok());
+  const auto before = accelerator::synchronisations();
+  const auto kernels = accelerator::kernels_run();
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(call(0, 1, 0).ok());
+  EXPECT_EQ(accelerator::kernels_run(), kernels + 10);
+  EXPECT_EQ(accelerator::synchronisations(), before);
+  read(1);
+  EXPECT_EQ(accelerator::synchronisations(), before + 1);
+  ASSERT_TRUE(sync().ok());
+  EXPECT_EQ(accelerator::synchronisations(), before + 1) << "nothing was given to it since";
+  ASSERT_TRUE(call(0, 1, 0).ok());
+  ASSERT_TRUE(sync().ok());
+  EXPECT_EQ(accelerator::synchronisations(), before + 2);
+}
+
+TEST_P(StandInTest, WhatFailsOnTheDeviceIsHeardAtTheNextSynchronisationWithItsOperator) {
+  ASSERT_TRUE(create(1, 16).ok());
+  ASSERT_TRUE(add(0, 4).ok());
+  ASSERT_TRUE(call(0, 1).ok());
+  ASSERT_TRUE(sync().ok());
+  ASSERT_EQ(answers.kind(), Kind::kDone);
+  accelerator::fail_next("an illegal address");
+  ASSERT_TRUE(call(0, 1, 0).ok());
+  EXPECT_TRUE(engine.sticky().ok()) << "nobody knows yet";
+  ASSERT_TRUE(sync().ok());
+  ASSERT_EQ(answers.kind(), Kind::kError);
+  EXPECT_NE(answers.text.find("an illegal address; it happened on the device in aten::relu_"), std::string::npos)
+      << answers.text;
+  accelerator::fail_next("another address");
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(call(0, 1, 0).ok());
+  ASSERT_TRUE(send(Kind::kRead, wire::Span{{}, 1, 0, 16}).ok());
+  ASSERT_EQ(answers.kind(), Kind::kError);
+  EXPECT_NE(answers.text.find("one of the last 3 operators, of which the latest was aten::relu_"), std::string::npos)
+      << answers.text;
+  ASSERT_TRUE(sync().ok());
+  EXPECT_EQ(answers.kind(), Kind::kDone) << "the session goes on";
+}
+
+TEST_P(StandInTest, ResultsAreInTheSessionsAccount) {
+  ASSERT_TRUE(create(1, 1 << 19).ok());
+  ASSERT_TRUE(add(0, 1 << 17, "aten::relu").ok());
+  ASSERT_TRUE(call(0, 1).ok());
+  ASSERT_EQ(answers.kind(), Kind::kMeta) << answers.text;
+  EXPECT_EQ(engine.bytes(), 1u << 20);
+  ASSERT_TRUE(call(0, 1).ok());
+  ASSERT_EQ(answers.kind(), Kind::kError);
+  EXPECT_EQ(answers.error.code, static_cast<std::uint32_t>(Code::kExhausted));
+  EXPECT_NE(answers.text.find("aten::relu"), std::string::npos) << answers.text;
+}
+
+TEST_P(StandInTest, AResultOnAnotherDeviceIsNone) {
+  wire::Writer arguments, body, names;
+  arguments.item(Tag::kIntList, 1);
+  arguments.word(4);
+  for (int i = 0; i < 2; ++i) arguments.item(Tag::kNone);
+  arguments.item(Tag::kDevice, 1);  // the CPU
+  for (int i = 0; i < 2; ++i) arguments.item(Tag::kNone);
+  body.text("aten::empty");
+  body.text("memory_format");
+  body.bytes(arguments.as_bytes());
+  wire::Template head{};
+  head.name_bytes = 11;
+  head.overload_bytes = 13;
+  head.argument_bytes = static_cast<std::uint32_t>(arguments.size_bytes());
+  ASSERT_TRUE(send(Kind::kTemplate, head, body).ok());
+  names.word(100);
+  ASSERT_TRUE(send(Kind::kCall, wire::Call{{}, 0, 0, 1}, names, wire::kCallLearn).ok());
+  ASSERT_EQ(answers.kind(), Kind::kError);
+  EXPECT_NE(answers.text.find("returns a tensor on cpu"), std::string::npos) << answers.text;
+}
+
+std::string name_of_place(const testing::TestParamInfo<std::string>& info) { return info.param; }
+INSTANTIATE_TEST_SUITE_P(Everywhere, EngineTest, testing::ValuesIn(accelerator::places()), name_of_place);
+INSTANTIATE_TEST_SUITE_P(Everywhere, WeightsTest, testing::ValuesIn(accelerator::places()), name_of_place);
+INSTANTIATE_TEST_SUITE_P(Everywhere, StandInTest, testing::Values("stand_in"), name_of_place);
 
 }  // namespace
 }  // namespace rouse::executor

@@ -32,7 +32,12 @@ TEST(Config, SaysWhatIsWrong) {
             "ROUSE_EXECUTOR_THREAD is not known; --help lists what is");
   EXPECT_EQ(read({"--listen", "/a", "--ring-kib", "100"}).status().text(),
             "--ring-kib is 100; it must be a power of two");
-  EXPECT_EQ(read({"--listen", "/a", "--device", "cuda:0"}).status().code(), Code::kUnsupported);
+  for (const char* const device : {"xpu:0", "host", "cuda:", "cuda:x", "cuda:100", ":0", ""}) {
+    EXPECT_EQ(read({"--listen", "/a", "--device", device}).status().code(), Code::kUnsupported) << device;
+  }
+  for (const char* const device : {"host:7", "cuda:0"}) {
+    EXPECT_TRUE(read({"--listen", "/a", "--device", device}).ok()) << device;
+  }
 }
 
 TEST(Config, HelpListsEveryFlag) {

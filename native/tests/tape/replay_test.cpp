@@ -1,4 +1,5 @@
-// Requests through an engine with a recorder: recorded, verified, replayed, guarded, saved, loaded.
+// Requests through an engine with a recorder: recorded, verified, replayed, guarded, saved, loaded; on the CPU and on a
+// device whose memory this process may not touch.
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
@@ -6,12 +7,14 @@
 
 #include <cstring>
 #include <filesystem>
+#include <string>
 
 #include "rouse/base/file.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/engine.h"
 #include "rouse/tape/recorder.h"
 #include "rouse/wire/words.h"
+#include "places.h"
 
 namespace rouse::tape {
 namespace {
@@ -42,7 +45,8 @@ class Answers final : public executor::Responder {
 // A client that knows two operators: template 0 adds, template 1 multiplies, template 2 draws.
 class Client {
  public:
-  explicit Client(RecorderOptions options = {}) : recorder(options), engine({.observer = &recorder}) {
+  explicit Client(const executor::Compute& compute, RecorderOptions options = {})
+      : recorder(options), engine({.observer = &recorder, .compute = compute}) {
     recorder.attach(engine);
     heap = executor::Heap::make(1 << 30);
     use.emplace(*heap);
@@ -174,13 +178,14 @@ class Client {
   std::optional<executor::UseHeap> use;
 };
 
-class TapeReplay : public ::testing::Test {
+class TapeReplay : public ::testing::TestWithParam<std::string> {
  protected:
   static void SetUpTestSuite() { ASSERT_TRUE(executor::install_allocator(1 << 28).ok()); }
+  const executor::Compute compute = accelerator::compute_at(GetParam());
 };
 
-TEST_F(TapeReplay, IsUsedOnceASecondRequestDidTheSame) {
-  Client client;
+TEST_P(TapeReplay, IsUsedOnceASecondRequestDidTheSame) {
+  Client client(compute);
   client.hold(2);
   EXPECT_EQ(client.replayed(5, Outcome::kNoTape), 0);
   EXPECT_EQ(client.request(5), 42);
@@ -191,13 +196,14 @@ TEST_F(TapeReplay, IsUsedOnceASecondRequestDidTheSame) {
   EXPECT_EQ(client.recorder.info()[0].tapes, 1u) << client.recorder.info()[0].refused;
   for (int i = 0; i < 5; ++i) EXPECT_EQ(client.replayed(5), 42);
   const auto stats = client.recorder.info()[0].stats;
-  EXPECT_GT(stats.planned_blocks, 0u);
-  EXPECT_GT(stats.arena_bytes, 0u);
+  // Only memory of our own allocator is planned.
+  EXPECT_EQ(stats.planned_blocks > 0, compute.host());
+  EXPECT_EQ(stats.arena_bytes > 0, compute.host());
   EXPECT_EQ(stats.replays, 6u) << "the comparison and five";
 }
 
-TEST_F(TapeReplay, EveryValueReadBackIsAGuardAndBranchesHaveTheirOwnTapes) {
-  Client client;
+TEST_P(TapeReplay, EveryValueReadBackIsAGuardAndBranchesHaveTheirOwnTapes) {
+  Client client(compute);
   client.hold(2);
   for (int i = 0; i < 2; ++i) client.request(5);
   client.replayed(6, Outcome::kGuardMissed);
@@ -210,8 +216,8 @@ TEST_F(TapeReplay, EveryValueReadBackIsAGuardAndBranchesHaveTheirOwnTapes) {
   }
 }
 
-TEST_F(TapeReplay, WhatTheSessionHoldsIsReadAnewAndItsEndEndsTheTape) {
-  Client client;
+TEST_P(TapeReplay, WhatTheSessionHoldsIsReadAnewAndItsEndEndsTheTape) {
+  Client client(compute);
   client.hold(2);
   for (int i = 0; i < 2; ++i) client.request(-5);
   client.write(Client::kHeldWeight, 2);
@@ -220,13 +226,13 @@ TEST_F(TapeReplay, WhatTheSessionHoldsIsReadAnewAndItsEndEndsTheTape) {
   client.replayed(-5, Outcome::kNoTape);
 }
 
-TEST_F(TapeReplay, ASavedTapeRunsInAnotherSession) {
-  Client client;
+TEST_P(TapeReplay, ASavedTapeRunsInAnotherSession) {
+  Client client(compute);
   client.hold(2);
   for (int i = 0; i < 2; ++i) client.request(5);
   const auto files = client.recorder.save(kSignature);
   ASSERT_TRUE(files.ok()) << files.status().describe();
-  Client other;
+  Client other(compute);
   ASSERT_TRUE(other.recorder.load(files.value()[0]).ok());
   EXPECT_EQ(other.replayed(5), 42);
   // What the session changed since is no constant of the tape.
@@ -234,7 +240,7 @@ TEST_F(TapeReplay, ASavedTapeRunsInAnotherSession) {
   EXPECT_EQ(client.recorder.save(kSignature).status().code(), Code::kInvalid);
   RecorderOptions newer;
   newer.origin.torch_version = "9.9.9";
-  Client elsewhere(newer);
+  Client elsewhere(compute, newer);
   EXPECT_EQ(elsewhere.recorder.load(files.value()[0]).code(), Code::kMismatch);
 }
 
@@ -254,15 +260,15 @@ class TapeSessions : public TapeReplay {
   RecorderOptions options;
 };
 
-TEST_F(TapeSessions, ARequestOfAnEarlierSessionIsTheFirstOfTwo) {
+TEST_P(TapeSessions, ARequestOfAnEarlierSessionIsTheFirstOfTwo) {
   {
-    Client client(options);
+    Client client(compute, options);
     client.hold(2);
     EXPECT_EQ(client.request(5), 42);
     client.free(client.held);
   }
   EXPECT_EQ(files(), 1u);
-  Client client(options);
+  Client client(compute, options);
   client.held = 7;  // another name, and the same in it
   client.hold(2);
   client.replayed(5, Outcome::kNoTape);
@@ -277,13 +283,13 @@ TEST_F(TapeSessions, ARequestOfAnEarlierSessionIsTheFirstOfTwo) {
   EXPECT_EQ(files(), 0u);
 }
 
-TEST_F(TapeSessions, WhatDidSomethingElseInAnEarlierSessionIsNotTheFirstOfTwo) {
+TEST_P(TapeSessions, WhatDidSomethingElseInAnEarlierSessionIsNotTheFirstOfTwo) {
   {
-    Client client(options);
+    Client client(compute, options);
     client.hold(3);
     client.request(5);
   }
-  Client client(options);
+  Client client(compute, options);
   client.hold(2);
   EXPECT_EQ(client.request(5), 42);
   EXPECT_EQ(client.recorder.info()[0].tapes, 0u) << "it holds other contents";
@@ -292,50 +298,50 @@ TEST_F(TapeSessions, WhatDidSomethingElseInAnEarlierSessionIsNotTheFirstOfTwo) {
   EXPECT_EQ(client.replayed(5), 42);
 }
 
-TEST_F(TapeSessions, WhatTheSessionChangedSinceWasKeptAsItWas) {
+TEST_P(TapeSessions, WhatTheSessionChangedSinceWasKeptAsItWas) {
   {
-    Client client(options);
+    Client client(compute, options);
     client.hold(2);
     client.request(5);
     client.write(client.held, 9);
   }
-  Client client(options);
+  Client client(compute, options);
   client.hold(2);
   client.request(5);
   EXPECT_EQ(client.recorder.info()[0].tapes, 1u);
   EXPECT_EQ(client.replayed(5), 42);
 }
 
-TEST_F(TapeSessions, OfOneSignatureAFewAreKept) {
+TEST_P(TapeSessions, OfOneSignatureAFewAreKept) {
   for (int i = 0; i < 8; ++i) {
-    Client client(options);
+    Client client(compute, options);
     client.hold(static_cast<float>(i + 1));
     client.request(5);
   }
   EXPECT_LE(files(), kMaxCandidates);
-  Client client(options);
+  Client client(compute, options);
   client.hold(8);
   client.request(5);
   EXPECT_EQ(client.recorder.info()[0].tapes, 1u) << "the newest is there";
 }
 
-TEST_F(TapeSessions, ACandidateIsNeverReplayed) {
+TEST_P(TapeSessions, ACandidateIsNeverReplayed) {
   {
-    Client client(options);
+    Client client(compute, options);
     client.hold(2);
     client.request(5);
   }
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
     const auto bytes = read_file(file.path().string(), kMaxKeptBytes);
     ASSERT_TRUE(bytes.ok());
-    Client client(options);
+    Client client(compute, options);
     EXPECT_EQ(client.recorder.load(bytes.value()).code(), Code::kMismatch);
     client.replayed(5, Outcome::kNoTape);
   }
 }
 
-TEST_F(TapeReplay, ATapeThatChangesWeightsIsNoTape) {
-  Client client;
+TEST_P(TapeReplay, ATapeThatChangesWeightsIsNoTape) {
+  Client client(compute);
   client.hold(2);
   for (int i = 0; i < 2; ++i) client.request(5);
   const auto files = client.recorder.save(kSignature);
@@ -349,8 +355,8 @@ TEST_F(TapeReplay, ATapeThatChangesWeightsIsNoTape) {
   EXPECT_EQ(save(tape.value()).status().code(), Code::kInvalid);
 }
 
-TEST_F(TapeReplay, RehearsingATapeLeavesNothingBehind) {
-  Client client;
+TEST_P(TapeReplay, RehearsingATapeLeavesNothingBehind) {
+  Client client(compute);
   client.create(50);
   client.write(50, 0.5);
   for (int i = 0; i < 2; ++i) {
@@ -364,16 +370,18 @@ TEST_F(TapeReplay, RehearsingATapeLeavesNothingBehind) {
   ASSERT_TRUE(files.ok()) << files.status().describe();
   auto tape = load(files.value()[0]);
   ASSERT_TRUE(tape.ok());
-  auto player = Player::prepare(std::move(tape).value(), weights_at(wire::kModelBase, 0));
+  auto player = Player::prepare(std::move(tape).value(), weights_at(wire::kModelBase, 0, compute), compute);
   ASSERT_TRUE(player.ok()) << player.status().describe();
-  auto shared = at::globalContext().defaultGenerator(c10::kCPU);
+  auto shared = at::globalContext().defaultGenerator(compute.device());
   const at::Tensor before = shared.get_state();
   const auto live = client.heap->stats().live_bytes;
+  const auto blocks = accelerator::live_blocks();
   player.value()->rehearse(nullptr);
   EXPECT_TRUE(shared.get_state().equal(before)) << "random numbers that others draw next";
   EXPECT_EQ(client.heap->stats().live_bytes, live);
+  EXPECT_EQ(accelerator::live_blocks(), blocks);
   EXPECT_EQ(player.value()->stats().replays, 0u);
-  executor::Generators generators;
+  executor::Generators generators(compute.device());
   const auto input = client.engine.storage(50);
   ASSERT_TRUE(input.ok());
   auto replayed = player.value()->run(std::vector<c10::Storage>{input.value()}, {generators});
@@ -381,8 +389,8 @@ TEST_F(TapeReplay, RehearsingATapeLeavesNothingBehind) {
   EXPECT_FALSE(replayed.value().missed);
 }
 
-TEST_F(TapeReplay, WhatCannotBeTapedSaysWhy) {
-  Client client;
+TEST_P(TapeReplay, WhatCannotBeTapedSaysWhy) {
+  Client client(compute);
   client.hold(2);
   auto draws = [&](bool seeded) {
     client.create(50);
@@ -400,8 +408,8 @@ TEST_F(TapeReplay, WhatCannotBeTapedSaysWhy) {
   EXPECT_EQ(client.recorder.info()[0].tapes, 1u) << client.recorder.info()[0].refused;
 }
 
-TEST_F(TapeReplay, AGuardBehindAChangeOfAnInputIsRefused) {
-  Client client;
+TEST_P(TapeReplay, AGuardBehindAChangeOfAnInputIsRefused) {
+  Client client(compute);
   client.create(50);
   client.begin({50});
   client.write(50, 1);
@@ -412,6 +420,94 @@ TEST_F(TapeReplay, AGuardBehindAChangeOfAnInputIsRefused) {
   client.end(50);
   EXPECT_NE(client.recorder.info()[0].refused.find("share a storage"), std::string::npos);
 }
+
+// Weights that arrive while a replay runs: what it reads is waited for, and filled in by whoever is waited for.
+class Arriving final : public executor::Residency {
+ public:
+  explicit Arriving(std::byte* weights) : weights_(weights) {}
+  bool all_ready() const override { return waited > 0; }
+  Status wait_ready(std::uint64_t, std::uint64_t bytes) override {
+    const std::vector<float> values(bytes / 4, 2);
+    std::memcpy(weights_, values.data(), bytes);
+    ++waited;
+    return {};
+  }
+  Status wait_rows(std::uint64_t, std::uint64_t, std::span<const std::int64_t>) override { return {}; }
+  int waited = 0;
+
+ private:
+  std::byte* const weights_;
+};
+
+TEST_P(TapeReplay, AReplayWaitsForTheWeightsThatItReads) {
+  const accelerator::Bytes weights(GetParam(), kBytes);
+  const std::vector<float> values(kElements, 2);
+  std::memcpy(weights.inside(), values.data(), kBytes);
+  RecorderOptions options;
+  options.origin.model_base = weights.address();
+  options.origin.model_bytes = kBytes;
+  Client client(compute, options);
+  ASSERT_TRUE(client.engine.add_range({weights.address(), kBytes, false}).ok());
+  client.create(weights.address());
+  for (int i = 0; i < 2; ++i) {
+    client.create(50);
+    client.write(50, 5);
+    client.begin({50});
+    client.call(0, {50, weights.address()}, 101);
+    client.end(101);
+    EXPECT_EQ(client.read(101), 7);
+    client.free(101);
+    client.free(50);
+  }
+  const auto files = client.recorder.save(kSignature);
+  ASSERT_TRUE(files.ok()) << files.status().describe();
+  std::memset(weights.inside(), 0, kBytes);
+  Arriving arriving(weights.inside());
+  Shelf shelf(options.origin, &arriving, compute);
+  ASSERT_TRUE(shelf.load(files.value()[0], weights_at(weights.address(), kBytes, compute)).ok());
+  const c10::Storage input = compute.make_storage(kBytes);
+  const std::vector<float> five(kElements, 5);
+  ASSERT_TRUE(compute.write(input, 0, std::as_bytes(std::span(five))).ok());
+  for (int i = 0; i < 3; ++i) {
+    const auto played = shelf.replay(kSignature, std::vector<c10::Storage>{input});
+    ASSERT_TRUE(played.ok()) << played.status().describe();
+    ASSERT_EQ(played.value().outcome, Outcome::kDone);
+    std::vector<float> output(kElements);
+    ASSERT_TRUE(compute.read(played.value().outputs[0], 0, std::as_writable_bytes(std::span(output))).ok());
+    EXPECT_EQ(output, std::vector<float>(kElements, 7));
+  }
+  EXPECT_EQ(arriving.waited, 1);
+}
+
+TEST_P(TapeReplay, ReplayingWaitsForTheDeviceAtGuardsOnly) {
+  if (compute.host()) GTEST_SKIP() << "the CPU is done when a call returns";
+  Client client(compute);
+  client.hold(2);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(client.request(5), 42);
+  client.create(50);
+  client.write(50, 5);
+  const auto before = accelerator::synchronisations();
+  EXPECT_EQ(client.replay(50, 60), Outcome::kDone);
+  // Constants are written, which waits; and one value is read back.
+  EXPECT_EQ(accelerator::synchronisations(), before + 2);
+  EXPECT_EQ(client.read(60), 42);
+}
+
+TEST_P(TapeReplay, ATapeOfAnotherTypeOfDeviceIsNotReplayed) {
+  Client client(compute);
+  client.hold(2);
+  for (int i = 0; i < 2; ++i) client.request(5);
+  const auto files = client.recorder.save(kSignature);
+  ASSERT_TRUE(files.ok());
+  // As versions of a tape say it: one of another type of device is not replayed.
+  RecorderOptions elsewhere;
+  elsewhere.origin.device = "another";
+  Client other(compute, elsewhere);
+  EXPECT_EQ(other.recorder.load(files.value()[0]).code(), Code::kMismatch);
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, TapeReplay, testing::ValuesIn(accelerator::places()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace rouse::tape

@@ -71,6 +71,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual const char* kind() const = 0;
+  // What tapes that were recorded on it hold for: "cpu", "cuda:sm_90".
+  virtual std::string architecture() const = 0;
   // For people: model and number.
   virtual std::string describe() const = 0;
   // Ranges, chunks and mappings are multiples of this.

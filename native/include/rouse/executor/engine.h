@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "rouse/base/status.h"
+#include "rouse/executor/compute.h"
 #include "rouse/executor/operation.h"
 #include "rouse/wire/format.h"
 
@@ -78,6 +79,7 @@ struct EngineOptions {
   std::uint64_t max_bytes = 1ull << 40;  // Of scratch storages together.
   Observer* observer = nullptr;          // Outlives the engine.
   Residency* residency = nullptr;        // Outlives the engine.
+  Compute compute;                       // Where operators run; ranges are addresses of its memory.
 };
 
 class Engine {
@@ -95,12 +97,16 @@ class Engine {
   // is no message of this protocol, the session has to end. Errors of operators are kept and sent when asked for.
   Status handle(std::span<const std::byte> message, Responder& responder);
 
+  // Waits until the device has done what it was given. What failed there is sticky, as any operator's error.
+  void settle();
+
   // The storage of that name; kNotFound where there is none or its operator failed.
   Result<c10::Storage> storage(std::uint64_t name) const;
   // Gives `name` that storage, as a call's result has it.
   Status put(std::uint64_t name, c10::Storage storage);
   std::shared_ptr<Operation> operation(std::uint32_t number) const;
   Generators& generators();
+  const Compute& compute() const;
   // Bytes of scratch storages now.
   std::uint64_t bytes() const;
   const Status& sticky() const;

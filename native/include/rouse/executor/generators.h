@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace rouse::executor {
 
 class Generators {
  public:
-  // Number 0 is there, seeded as PyTorch seeds its own.
-  Generators();
+  // Of `device`. Number 0 is there, seeded as PyTorch seeds its own.
+  explicit Generators(c10::Device device = c10::Device(c10::DeviceType::CPU));
   // Made at first use.
   at::Generator& at(std::uint32_t number);
   Status seed(std::uint32_t number, std::uint64_t seed);
@@ -25,6 +26,9 @@ class Generators {
   void drop(std::uint32_t number);
 
  private:
+  at::Generator make() const;
+
+  c10::Device device_;
   std::unordered_map<std::uint32_t, at::Generator> generators_;
 };
 

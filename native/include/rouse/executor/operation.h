@@ -4,6 +4,7 @@
 #include <ATen/core/TensorBase.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
@@ -69,9 +70,10 @@ at::Tensor make_tensor(const c10::Storage& storage, const TensorSpec& spec);
 
 class Operation {
  public:
-  // `message` is a whole TEMPLATE that no other process can change. kInvalid: malformed; kUnsupported: an operator that
-  // this process does not have, or does not run for others.
-  static Result<std::shared_ptr<Operation>> decode(std::span<const std::byte> message);
+  // `message` is a whole TEMPLATE that no other process can change; it will run on `device`, where its arguments lie.
+  // kInvalid: malformed; kUnsupported: an operator that this process does not have, or does not run for others.
+  static Result<std::shared_ptr<Operation>> decode(std::span<const std::byte> message,
+                                                   c10::Device device = c10::Device(c10::DeviceType::CPU));
   // The TEMPLATE that decode() takes, with the results as known now: for tapes.
   std::vector<std::byte> encode(std::uint32_t number) const;
 
@@ -109,8 +111,10 @@ class Operation {
   static Status describe(const torch::jit::Stack& stack, std::span<const ResultSpec> results, wire::Writer& items);
 
  private:
-  Operation() = default;
+  explicit Operation(c10::Device device) : device_(device) {}
   friend class OperationDecoder;
+
+  const c10::Device device_;
 
   std::string name_, overload_;
   std::optional<c10::OperatorHandle> handle_;

@@ -11,6 +11,7 @@
 namespace rouse::serve {
 
 struct Config {
+  // host:N: PyTorch's kernels for the CPU, in this process's memory; cuda:N: a GPU of this machine.
   std::string device = "host:0";
   // Path of the Unix socket of its link.
   std::string listen;

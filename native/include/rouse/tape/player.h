@@ -14,6 +14,7 @@
 
 #include "rouse/base/status.h"
 #include "rouse/executor/arena.h"
+#include "rouse/executor/compute.h"
 #include "rouse/executor/engine.h"
 #include "rouse/executor/generators.h"
 #include "rouse/tape/tape.h"
@@ -26,7 +27,8 @@ struct Surroundings {
   // Memory still on its way in; null: all is there.
   executor::Residency* residency = nullptr;
   // Where planned replays of this session lie; null: they are not planned. Plans also need install_allocator() and a
-  // UseHeap around the call.
+  // UseHeap around the call. On a device whose memory is not the process's own nothing is planned: its allocator is not
+  // ours to place blocks with.
   executor::Arena* arena = nullptr;
 };
 
@@ -51,12 +53,13 @@ class Player {
   // The storage of a weight or of what the session holds.
   using Find = std::function<Result<c10::Storage>(const Place&)>;
 
-  // `operations`: the tape's templates decoded, where the caller has them. INVALID or UNSUPPORTED where a template
-  // does not hold in this process or does not fit the tape.
-  static Result<std::unique_ptr<Player>> prepare(Tape tape, const Find& find,
+  // It runs on `compute`, where what `find` gives lies, too. `operations`: the tape's templates decoded for it, where
+  // the caller has them. INVALID or UNSUPPORTED where a template does not hold in this process or does not fit the tape.
+  static Result<std::unique_ptr<Player>> prepare(Tape tape, const Find& find, const executor::Compute& compute = {},
                                                  std::vector<std::shared_ptr<executor::Operation>> operations = {});
 
-  // Runs it. INVALID: other inputs than the tape's; FAILED: an operator failed.
+  // Runs it. INVALID: other inputs than the tape's; FAILED: an operator failed. A device that computes beside the host
+  // may still be at it when this returns; guards wait for it.
   Result<Replayed> run(std::span<const c10::Storage> inputs, const Surroundings& with);
 
   // Runs its small operators once, on zeros in memory of their own, so that the first replay does not pay for what
@@ -80,7 +83,7 @@ class Player {
     std::uint64_t offset = 0, count = 0;
   };
 
-  explicit Player(Tape tape) : tape_(std::move(tape)) {}
+  Player(Tape tape, const executor::Compute& compute) : compute_(compute), tape_(std::move(tape)) {}
   Status bind(const Find& find);
   Status prepare_call(const Instruction& instruction, Step& step);
   Status step(Step& step, const Surroundings& with, bool& missed);
@@ -92,6 +95,7 @@ class Player {
   void learn_plan(std::vector<Lifetime> lifetimes);
   void forget();
 
+  const executor::Compute compute_;
   Tape tape_;
   std::vector<std::shared_ptr<executor::Operation>> operations_;
   std::vector<Step> steps_;
@@ -104,6 +108,7 @@ class Player {
   PlayerStats stats_;
   torch::jit::Stack stack_;
   std::vector<at::Tensor> returned_;
+  std::vector<std::byte> read_;
 };
 
 }  // namespace rouse::tape

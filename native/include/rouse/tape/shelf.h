@@ -36,14 +36,15 @@ struct Played {
 Result<Played> play(std::vector<std::unique_ptr<Player>>& players, std::span<const c10::Storage> inputs,
                     const Surroundings& with);
 
-// Finds weights inside a model's range that is mapped in this process at `base`. INVALID for what only a session holds.
-Player::Find weights_at(std::uint64_t base, std::uint64_t bytes);
+// Finds weights inside a model's range that is mapped at `base` of the device's memory. INVALID for what only a session
+// holds.
+Player::Find weights_at(std::uint64_t base, std::uint64_t bytes, const executor::Compute& compute = {});
 
 // Not thread-safe: whoever has the device's turn uses it.
 class Shelf {
  public:
   // `here`: what tapes have to fit (fits); its signature is not looked at.
-  explicit Shelf(Origin here, executor::Residency* residency = nullptr);
+  explicit Shelf(Origin here, executor::Residency* residency = nullptr, const executor::Compute& compute = {});
 
   // Adds a tape out of a file. MISMATCH: damaged, or of another PyTorch, device, or layout; INVALID: it does not hold,
   // or changes weights: what is replayed here leaves nothing behind, however it ends; EXHAUSTED: there are as many as
@@ -66,6 +67,7 @@ class Shelf {
  private:
   const Origin here_;
   executor::Residency* residency_;
+  const executor::Compute compute_;
   executor::Generators generators_;
   executor::Arena::Handle arena_;
   std::map<Signature, std::vector<std::unique_ptr<Player>>> players_;

@@ -67,16 +67,20 @@ def spawn_local(
     libraries: tuple[str, ...] = (),
     tapes: Path | None = None,
     model: Path | None = None,
+    device: str = "cpu",
 ) -> Session:
-    """Starts an executor for this process alone, on the CPU, and connects to it.
+    """Starts an executor for this process alone and connects to it.
 
     `threads` compute; the session holds at most `limit_bytes`. `libraries` are shared objects that register custom
     operators. `tapes` is a folder that tapes are read from and written to; `model` a file of weights, mapped
-    at the lowest address of models, for tensor_at(). Raises FileNotFoundError where the native core was not built.
+    at the lowest address of models, for tensor_at(). `device` is what the executor computes on, as PyTorch names it
+    ("cuda:0"); it ends, saying why, where its PyTorch has none, and `model` is for the CPU. Raises FileNotFoundError
+    where the native core was not built.
     """
     if not PROGRAM.exists():
         raise FileNotFoundError(f"{PROGRAM} is not there: build the native core with `make setup`")
     options = [f"--{name}={path}" for name, path in (("tapes", tapes), ("model", model)) if path is not None]
+    options.append(f"--device={device}")
     rings = _redirect.make_rings(ring_bytes)
     ours, theirs = socket.socketpair()
     try:
