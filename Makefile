@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test test-slow native-test bench check fmt proto clean
+.PHONY: help setup up demo test test-slow native-test bench gpu-check check fmt proto clean
 
 VENV := $(or $(ROUSE_VENV),.venv)
 PY := $(VENV)/bin/python
@@ -38,6 +38,9 @@ native-test: setup ## build and run the native tests, also under sanitizers (ARG
 
 bench: setup ## measure (SCENARIO=name JSON=path; without a scenario they are listed)
 	@PYTHONPATH=$(CURDIR)/loadtest $(PY) -m rouse_loadtest $(SCENARIO) $(if $(JSON),--json $(JSON)) $(ARGS)
+
+gpu-check: setup ## build, and check what runs on this machine's GPU; writes docs/benchmarks/gpu-DATE.md
+	@PYTHONPATH=$(CURDIR)/loadtest $(PY) -m rouse_loadtest.gpu_check
 
 check: setup ## check format, lint, types, contracts and the walls between packages
 	$(BIN)/ruff format --check $(SOURCES)
