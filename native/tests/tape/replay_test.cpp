@@ -509,6 +509,8 @@ TEST_P(TapeReplay, ATapeOfAnotherTypeOfDeviceIsNotReplayed) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, TapeReplay, testing::ValuesIn(accelerator::places()),
                          accelerator::name_of_place);
+INSTANTIATE_TEST_SUITE_P(Everywhere, TapeSessions, testing::ValuesIn(accelerator::places()),
+                         accelerator::name_of_place);
 INSTANTIATE_TEST_SUITE_P(Everywhere, StandInReplay, testing::Values("stand_in"), accelerator::name_of_place);
 
 }  // namespace
