@@ -25,20 +25,22 @@ from rouse_loadtest.processes import NotStarted
 WIDTH = 1024
 LAYER_BYTES = WIDTH * WIDTH * 4
 CODE = """
+import time
+
 import torch
 
 
 class Function:
     def load(self, context):
-        layers, self.repeats = int(context.options["layers"]), int(context.options["repeats"])
+        layers, self.device_s = int(context.options["layers"]), float(context.options["device_s"])
         with torch.device("meta"):
             self.net = torch.nn.Sequential(*(torch.nn.Linear({width}, {width}, bias=False) for _ in range(layers)))
         context.bind(self.net, "weights.safetensors")
 
     def predict(self, inputs):
         x = torch.from_numpy(inputs["x"])
-        for _ in range(self.repeats):
-            x = self.net(x)
+        x = self.net(x)
+        time.sleep(self.device_s)
         return {{"y": x}}
 """
 # So many are deployed at once: most of that is waiting.
@@ -59,14 +61,14 @@ class Fleet:
         names: of the functions, by number.
         layers: 4 MiB of weights each.
         objective_ms: of each.
-        repeats: how often a request goes through the layers.
+        device_s: how long each request keeps its device besides, as one that computes while the host's cores are free.
         instances: of each.
     """
 
     names: tuple[str, ...]
     layers: int
     objective_ms: int
-    repeats: int = 1
+    device_s: float = 0.0
     instances: int = 1
 
     @property
@@ -79,7 +81,7 @@ def deploy(mesh: Mesh, folder: Path, fleet: Fleet) -> None:
     settings = (
         f"[scaling]\nmin_instances = {fleet.instances}\nmax_instances = {fleet.instances}\nidle_timeout_s = 3600\n"
         f"[resources]\nthreads = 1\n[objective]\nlatency_ms = {fleet.objective_ms}\n"
-        f"[options]\nlayers = {fleet.layers}\nrepeats = {fleet.repeats}\n"
+        f"[options]\nlayers = {fleet.layers}\ndevice_s = {fleet.device_s}\n"
     )
 
     def one(number: int) -> None:
@@ -190,10 +192,12 @@ class Cost:
 
     Args:
         alone_s: from the client's request to its answer, with nothing else going on; the median.
+        execute_s: the device's part of that.
         rate: answered a second where several clients ask at once: what the machine can do at most.
     """
 
     alone_s: float
+    execute_s: float
     rate: float
 
     def objective_ms(self, times: float) -> int:
@@ -201,9 +205,9 @@ class Cost:
         return 10 * math.ceil(times * self.alone_s * 100)
 
 
-def cost(mesh: Mesh, folder: Path, layers: int, count: int, repeats: int = 1) -> Cost:
+def cost(mesh: Mesh, folder: Path, layers: int, count: int, device_s: float = 0.0) -> Cost:
     """Asks functions as those that will be measured, one after the other; gone afterwards."""
-    fleet = Fleet(tuple(f"probe{number}" for number in range(count)), layers, HARDLY_LATE_MS, repeats)
+    fleet = Fleet(tuple(f"probe{number}" for number in range(count)), layers, HARDLY_LATE_MS, device_s)
     deploy(mesh, folder, fleet)
     with Asker(mesh, fleet) as asker:
         asker.warm(range(count))
@@ -214,7 +218,9 @@ def cost(mesh: Mesh, folder: Path, layers: int, count: int, repeats: int = 1) ->
         rate = count * PROBES * 2 / (time.perf_counter() - began)
     for name in fleet.names:
         mesh.client.delete(name, timeout=DEPLOY_S)
-    return Cost(statistics.median(one.latency_s for one in found), rate)
+    return Cost(
+        statistics.median(one.latency_s for one in found), statistics.median(one.execute_s for one in found), rate
+    )
 
 
 @dataclass(frozen=True)

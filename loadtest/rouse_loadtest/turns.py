@@ -16,6 +16,10 @@ from rouse_loadtest.report import table
 from rouse_loadtest.tallies import HEADER, Tally, compliant, together
 from rouse_simulator.arrivals import Arrivals
 
+# Where the sender itself was later than this (p99), the machine stood still, and the turn says nothing of a policy: it
+# is taken again, so often at most.
+SENDER_LATE_S, TAKES = 1.0, 3
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -50,6 +54,11 @@ class Turn:
     def whole(self) -> Tally:
         return together(self.played.tallies)
 
+    @property
+    def sender_late_s(self) -> float:
+        """How late requests were sent, p99."""
+        return self.played.sender.quantile_s(0.99)
+
     def kept(self) -> int:
         """Functions that were called and kept their objective."""
         return compliant([tally for tally in self.played.tallies if tally.sent])
@@ -74,9 +83,19 @@ def take_all(
     turns: dict[str, list[Turn]] = {name: [] for name in policies}
     for number in range(rounds):
         for name in _in_turn(list(policies), number):
-            turns[name].append(take(folder, setting, policies[name]))
-            _say(name, number, turns[name][-1], setting.called)
+            turns[name].append(_take_valid(folder, setting, policies[name], name, number))
     return turns
+
+
+def _take_valid(folder: Path, setting: Setting, env: Mapping[str, str], name: str, number: int) -> Turn:
+    """A turn in which requests were sent when they were due; the last one, where the machine never kept up."""
+    for takes in range(1, TAKES + 1):
+        turn = take(folder, setting, env)
+        _say(name, number, turn, setting.called)
+        if turn.sender_late_s <= SENDER_LATE_S:
+            break
+        print(f"  the sender was late: {'taken again' if takes < TAKES else 'it counts all the same'}", flush=True)
+    return turn
 
 
 def _in_turn(names: Sequence[str], number: int) -> list[str]:
@@ -102,7 +121,7 @@ def _say(name: str, number: int, turn: Turn, called: int) -> None:
     print(
         f"  round {number + 1}, {name}: {whole.answers} of {whole.sent} answered, {turn.kept()} of "
         f"{called} functions within their objective, {turn.moves.swaps} swaps; the sender was "
-        f"{turn.played.sender.quantile_s(0.99) * 1000:.1f} ms late (p99)",
+        f"{turn.sender_late_s * 1000:.1f} ms late (p99)",
         flush=True,
     )
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from rouse_loadtest.fleet import Cost, Moves
+from rouse_loadtest import turns
+from rouse_loadtest.fleet import Cost, Fleet, Moves
 from rouse_loadtest.playing import Answered, Played
 from rouse_loadtest.scenarios import balance, predict
 from rouse_loadtest.tallies import Tally
 from rouse_loadtest.turns import Turn
+from rouse_simulator.arrivals import Arrivals
 from rouse_simulator.results import DeviceResult, FunctionResult, Results
 
 
@@ -39,7 +45,26 @@ def test_what_was_not_answered_counts_with_its_clients_patience() -> None:
     assert turn((97, 3)).p98_s(2.0) == 2.0
 
 
-def test_the_load_of_a_device_is_the_part_of_the_time_that_it_computed() -> None:
+@pytest.mark.parametrize(("late_s", "taken"), [([0.01], 1), ([5.0, 0.01], 2), ([5.0] * 4, 3)])
+def test_a_turn_whose_sender_was_late_is_taken_again(
+    late_s: list[float], taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def take(folder: Path, setting: turns.Setting, env: Mapping[str, str]) -> Turn:
+        made.append(turn((10, 0)))
+        made[-1].played.sender.answered(late_s[len(made) - 1])
+        return made[-1]
+
+    monkeypatch.setattr(turns, "take", take)
+    arrivals = Arrivals(np.zeros(1), np.zeros(1, dtype=np.int64), 1)
+    setting = turns.Setting((), {}, Fleet(("f",), 1, 100), (), arrivals, 1.0)
+    (kept,) = turns.take_all(tmp_path, setting, {"rouse": {}}, 1)["rouse"]
+    assert kept is made[-1]
+    assert len(made) == taken
+
+
+def test_the_load_of_a_device_is_the_part_of_the_time_that_it_worked() -> None:
     assert balance.loads(turn((20, 0), device="gpu1")) == pytest.approx([0.0, 0.2])
 
 
@@ -48,7 +73,7 @@ def test_moves_are_counted_from_an_earlier_look() -> None:
 
 
 def test_an_objective_is_a_multiple_in_tens_of_milliseconds() -> None:
-    assert Cost(0.0431, 20.0).objective_ms(4.0) == 180
+    assert Cost(0.0431, 0.03, 20.0).objective_ms(4.0) == 180
 
 
 def test_a_simulated_run_is_counted_as_a_live_one() -> None:
