@@ -22,6 +22,8 @@ ACQUIRE_METHOD, RELEASE_METHOD = ACQUIRE.encode(), RELEASE.encode()
 
 # A gpu-server that is restarted is back within seconds; requests wait for it that long.
 REACH_S = 5.0
+# Where tapes are to answer, the instance that would be woken instead needs gpu-server all the same.
+TAPES_REACH_S = 30.0
 RELEASE_TIMEOUT_S = 2.0
 RELEASE_TRIES = 5
 RELEASE_PAUSE_S = 0.5
@@ -124,7 +126,9 @@ class Devices:
             tape_key=tape_key,
         )
         try:
-            granted = contract.AcquireResponse.FromString(await self._ask(request.SerializeToString(), timeout_s))
+            granted = contract.AcquireResponse.FromString(
+                await self._ask(request.SerializeToString(), timeout_s, TAPES_REACH_S if tape_key else REACH_S)
+            )
         except asyncio.CancelledError:
             self._give_back(contract.ReleaseRequest(acquire_id=acquire_id))
             raise
@@ -143,15 +147,16 @@ class Devices:
             granted.instance_id, _tapes(granted), tape_key=tape_key,
         )  # fmt: skip
 
-    async def _ask(self, request: bytes, timeout_s: float) -> bytes:
-        """Acquire as it is. One that found no connection was not sent: it waits for gpu-server and goes again."""
+    async def _ask(self, request: bytes, timeout_s: float, reach_s: float) -> bytes:
+        """Acquire as it is. One that found no connection was not sent: it waits for gpu-server, `reach_s` seconds at
+        most, and goes again."""
         until = asyncio.get_running_loop().time() + timeout_s
         try:
             return bytes(await self._links.call(self._link, ACQUIRE_METHOD, (request,), timeout_s))
         except Unavailable as error:
             if error.reason != "NOT_CONNECTED":
                 raise
-        if await self._links.connected(self._link, min(timeout_s, REACH_S), patient=True):
+        if await self._links.connected(self._link, min(timeout_s, reach_s), patient=True):
             left_s = until - asyncio.get_running_loop().time()
             try:
                 return bytes(await self._links.call(self._link, ACQUIRE_METHOD, (request,), left_s))
