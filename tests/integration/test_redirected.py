@@ -20,6 +20,7 @@ from rouse_contracts.functions import Execution, FunctionSpec
 from rouse_contracts.repository import WeightTensor
 from rouse_native.executor import ExecutorProcess, ExecutorSettings
 from rouse_runtime.context import bind
+from rouse_runtime.failures import ExecutorLost
 from rouse_runtime.redirected import Redirected, native_device
 from rouse_runtime.request import Request
 from rouse_runtime.weights import WeightsError, WeightsRange, make_tensors
@@ -254,7 +255,7 @@ async def test_a_killed_executor_is_an_error_and_the_next_one_has_everything(hos
     await executor.attach(function)
     np.testing.assert_array_equal(called(function, x=X)["y"], want)
     executor.process.kill()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ExecutorLost):
         called(function, x=X)
     function.disconnect()
     async with asyncio.timeout(30):

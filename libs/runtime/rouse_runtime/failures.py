@@ -24,6 +24,10 @@ class UnknownOutput(Exception):
     """A caller asked for an output that the function does not have."""
 
 
+class ExecutorLost(Exception):
+    """The executor that the function's operations ran in has ended, whatever the function itself made of it."""
+
+
 def describe(error: BaseException, folder: str) -> str:
     """`ValueError: text (at model.py:12)`: type, message, and the line of the user's own code, if any is involved.
 

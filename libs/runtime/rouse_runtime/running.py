@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rouse_common import telemetry
-from rouse_common.errors import Cancelled, Internal, InvalidArgument, RouseError
+from rouse_common.errors import Cancelled, Internal, InvalidArgument, RouseError, Unavailable
 from rouse_contracts.functions import FunctionVersion
 from rouse_contracts.tensors import TensorError
 from rouse_runtime.arrays import Codec
-from rouse_runtime.failures import BadResult, UnknownOutput, describe
+from rouse_runtime.failures import BadResult, ExecutorLost, UnknownOutput, describe
 from rouse_runtime.handlers import Handler
 from rouse_runtime.job import Job, Result
 from rouse_runtime.watchdog import Watchdog
@@ -146,6 +146,11 @@ class Runner:
             return InvalidArgument("BAD_TENSOR", f"function '{name}': {error}", **self._names)
         if isinstance(error, UnknownOutput):
             return InvalidArgument("UNKNOWN_OUTPUT", f"function '{name}': {error}", **self._names)
+        if isinstance(error, ExecutorLost):
+            LOG.warning("executor lost request=%s: %s", request_id, error)
+            return Unavailable(
+                "EXECUTOR_LOST", f"the executor that function '{name}' computed in has ended: {error}", **self._names
+            )
         if isinstance(error, BadResult):
             LOG.warning("bad result request=%s: %s", request_id, error)
             return Internal("BAD_RESULT", f"function '{name}': {error}", tensor=error.tensor, **self._names)

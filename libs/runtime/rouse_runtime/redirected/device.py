@@ -31,6 +31,10 @@ class Device(Protocol):
         """Ends the session; tensors on the device lose their memory. Harmless without one."""
         ...
 
+    def alive(self) -> bool:
+        """Whether there is a session whose executor has not ended."""
+        ...
+
     def named(self, address: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
         """A contiguous tensor over what the executor has at an address of a range that is mapped for this session,
         with a storage of its own. Nothing is copied."""
@@ -85,6 +89,9 @@ class NativeDevice:
 
     def disconnect(self) -> None:
         self._redirect.disconnect()
+
+    def alive(self) -> bool:
+        return bool(self._requests.alive())
 
     def named(self, address: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
         found: torch.Tensor = self._redirect.tensor_at(address, dtype, list(sizes))

@@ -11,6 +11,7 @@ import numpy as np
 
 from rouse_contracts.functions import FunctionSpec
 from rouse_contracts.repository import WeightTensor
+from rouse_runtime.failures import ExecutorLost
 from rouse_runtime.handlers import Handler
 from rouse_runtime.redirected.device import Device
 from rouse_runtime.redirected.placing import Names, Placement
@@ -79,9 +80,10 @@ class Redirected:
             self._device.disconnect()
 
     def predict(self, inputs: dict[str, np.ndarray], request: Request) -> Mapping[str, Any] | Iterator[Any]:
-        """As the handler's; outputs come to the host here, so that the time of the device is the function's."""
+        """As the handler's; outputs come to the host here, so that the time of the device is the function's. Raises
+        ExecutorLost in place of what it raises because the executor has ended."""
         self._names.drop_inputs()  # of a request that was interrupted
-        with self._mode:
+        with self._mode, self._lost():
             result = self._called(inputs, request)
             return self._streamed(result) if isinstance(result, Iterator) else self._fetched(result)
 
@@ -108,8 +110,17 @@ class Redirected:
                 with self._mode:
                     results.close()
 
+    @contextlib.contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if self._connected and not self._device.alive():
+                raise ExecutorLost(str(error)) from error
+            raise
+
     def _next(self, results: Iterator[Any]) -> Any:
-        with self._mode:
+        with self._mode, self._lost():
             item = next(results, END)
             return item if item is END else self._fetched(item)
 

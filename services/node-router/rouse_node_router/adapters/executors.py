@@ -25,8 +25,8 @@ from rouse_node_router.adapters.devices import Lease, Tapes
 
 METHOD = EXECUTE.encode()
 NOTHING_RAN = ("STALE_LEASE", "EXECUTOR_BUSY")
-# The link broke, or the executor stopped before it answered.
-LOST = ("LINK_LOST", "UNAVAILABLE")
+# The link broke, or the executor stopped before it answered; or, of an instance, the one that it computes in did.
+LOST = ("LINK_LOST", "UNAVAILABLE", "EXECUTOR_LOST")
 
 
 class NotExecuted(Exception):
