@@ -46,7 +46,7 @@ class Part:
     ran: int = 0
 
 
-# What issue and design ask for and nobody has built: named in each report, so that no report looks complete.
+# What belongs to it and nobody has built: named in each report, so that no report looks complete.
 NOT_IMPLEMENTED = {
     "redirect": "its executors of the CPU are not yet given another device",
     "swap": "the scenario swaps into memory of the host, and PCIe's bandwidth is not measured",

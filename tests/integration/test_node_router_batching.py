@@ -58,10 +58,12 @@ class Doubling:
         return device.ExecuteResponse(outputs=outputs, device_ms=8.0, input_ms=1.0, output_ms=2.0)
 
 
-async def infer(mesh: RouterNode, number: int, rows: int = 1, timeout_s: float = 10.0) -> node.InferResponse:
+async def infer(
+    mesh: RouterNode, number: int, rows: int = 1, timeout_s: float = 10.0, batching: functions.Batching = BATCHING
+) -> node.InferResponse:
     x = np.full((rows, 2), number, np.float32)
     return await mesh.infer(
-        f"r{number}", inputs=to_batch({"x": x}).SerializeToString(), rows=rows, batching=BATCHING, timeout_s=timeout_s
+        f"r{number}", inputs=to_batch({"x": x}).SerializeToString(), rows=rows, batching=batching, timeout_s=timeout_s
     )
 
 
@@ -112,6 +114,30 @@ async def test_what_queued_meanwhile_is_executed_together_and_split(line: Line) 
     records = await line.mesh.usage.until(8)
     assert {record: records[record].device_ms for record in ("r0", "r1", "r4")} == {"r0": 8.0, "r1": 1.0, "r4": 3.0}
     assert sum(record.device_ms for record in records.values()) == pytest.approx(24.0)
+
+
+async def test_who_waits_for_company_does_not_go_alone_when_another_ends(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The lease may be used again however long the test takes.
+    monkeypatch.setattr("rouse_node_router.leases.REST_S", 60.0)
+    waits = functions.Batching(max_batch_size=8, max_delay_us=60_000_000)
+    async with router_node(make_router, tmp_path, redis_url, lease_reuse_ms=60_000) as mesh:
+        executor = await mesh.add_executor()
+        executor.behaviour = function = Doubling()
+        function.go.set()
+        # From now on it is known how long an execution takes, and so how long one may be waited for.
+        await infer(mesh, 0, rows=8, batching=waits)
+        function.go.clear()
+        full = asyncio.create_task(infer(mesh, 1, rows=8, timeout_s=60.0, batching=waits))
+        await mesh.row_with(executing=1)
+        first = asyncio.create_task(infer(mesh, 2, timeout_s=60.0, batching=waits))
+        await mesh.row_with(executing=1, queued=1)
+        function.go.set()
+        await full
+        await mesh.row_with(executing=0, queued=1)
+        rest = await infer(mesh, 3, rows=7, timeout_s=60.0, batching=waits)
+        assert (function.rows, rest.batch_requests, result(await first)) == ([8, 8, 8], 2, [[4, 4]])
 
 
 async def test_the_statistics_are_true(line: Line) -> None:

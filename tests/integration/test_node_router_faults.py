@@ -118,6 +118,21 @@ async def test_an_executor_that_dies_with_a_request_is_not_tried_again(mesh: Rou
     assert (await mesh.usage.until(1))["r"].status_code == Unavailable.code.value[0]
 
 
+async def test_what_ran_in_an_executor_that_died_is_not_tried_again(mesh: RouterNode) -> None:
+    """An instance that is well says so of the executor that it computes in."""
+    executor, other = await mesh.add_executor(), await mesh.add_executor()
+
+    async def behaviour(request: device.ExecuteRequest) -> device.ExecuteResponse:
+        raise Unavailable("EXECUTOR_LOST", "its process has ended")
+
+    executor.behaviour = other.behaviour = behaviour
+    with pytest.raises(Unavailable, match="which may have run") as lost:
+        await mesh.infer("r")
+    assert lost.value.reason == "EXECUTOR_LOST"
+    await mesh.all_released()
+    assert executor.executed + other.executed == Counter(r=1)
+
+
 async def test_a_new_executor_at_the_same_address_is_found(mesh: RouterNode) -> None:
     executor = await mesh.add_executor()
     await mesh.infer("r0")

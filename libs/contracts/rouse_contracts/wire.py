@@ -7,8 +7,6 @@ received buffer, only the small rest is parsed, and an outgoing message is joine
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from google.protobuf.message import DecodeError
 
 Buffer = bytes | memoryview
@@ -42,19 +40,9 @@ def read_varint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
     raise DecodeError(f"a number at byte {position} is longer than {MAX_VARINT_BYTES} bytes")
 
 
-def fields(buffer: Buffer) -> Iterator[tuple[int, int, int, int, int]]:
-    """The fields of a message in their order: number, wire type, where the field starts, where its value
-    starts, where it ends. Raises DecodeError for what is no message, and for groups, which no contract of
-    ours has."""
-    position, end = 0, len(buffer)
-    while position < end:
-        start = position
-        tag, value, position = _field(buffer, start, end)
-        yield tag >> 3, tag & 7, start, value, position
-
-
 def _field(buffer: Buffer, start: int, end: int) -> tuple[int, int, int]:
-    """The field at `start`: its tag, where its value starts, where it ends. Raises DecodeError."""
+    """The field at `start`: its tag, where its value starts, where it ends. Raises DecodeError for what is no message,
+    and for groups, which no contract of ours has."""
     tag, value = read_varint(buffer, start, end)
     number, kind = tag >> 3, tag & 7
     if number == 0 or tag > 0xFFFF_FFFF:

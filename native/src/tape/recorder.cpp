@@ -339,7 +339,8 @@ void Recorder::capture(Entry& entry, const Player& player) {
 }
 
 Result<c10::Storage> Recorder::find(const Place& place) const {
-  if (place.kind == Class::kWeight) return weights_at(options_.origin.model_base, options_.origin.model_bytes, engine_->compute())(place);
+  if (place.kind == Class::kWeight)
+    return weights_at(options_.origin.model_base, options_.origin.model_bytes, engine_->compute())(place);
   return engine_->storage(place.value);
 }
 

@@ -117,7 +117,8 @@ Status Recorder::load(std::span<const std::byte> file) {
   Entry* entry = this->entry(tape.value().origin.signature);
   if (entry == nullptr || entry->players.size() >= kMaxVariants)
     return Status(Code::kExhausted, "this session has as many tapes as it may have");
-  auto player = Player::prepare(std::move(tape).value(), [this](const Place& place) { return find(place); }, engine_->compute());
+  auto player = Player::prepare(
+      std::move(tape).value(), [this](const Place& place) { return find(place); }, engine_->compute());
   if (!player.ok()) return player.status();
   entry->players.push_back(std::move(player).value());
   return {};

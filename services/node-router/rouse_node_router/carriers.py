@@ -168,7 +168,8 @@ class Carriers:
 
     def ask(self, queue: VersionQueue, head: Ticket) -> asyncio.Task[None] | None:
         """Asks for a device, in the trace of the request that is next; None where one is there, and given to it."""
-        if _next_is_alone(queue) and (lease := self._devices.take(queue.version_id, queue.latest)) is not None:
+        alone = queue.settings.max_rows == 1 or len(queue.lanes) == 1
+        if alone and (lease := self._devices.take(queue.version_id, queue.latest)) is not None:
             self._grant(queue, lease)
             return None
         return self._tasks.create_task(self._carry(queue, head), context=head.context.copy())
@@ -243,9 +244,9 @@ class Carriers:
         """The lease goes to the next request of its version where it may, else back, in the background."""
         lease, well = use.lease, use.executions and not (use.busy or use.refused)
         replayed = 0 < use.executions == use.replays
-        # What is queued wants an instance.
+        # What is queued wants an instance; and where it may wait for company, only its ask says that it need no longer.
         queue = self._queues.waiting(lease.version_id) if well and not lease.tape_key else None
-        if queue is not None and _next_is_alone(queue):
+        if queue is not None and queue.settings.max_rows == 1:
             goes_on = self._devices.go_on(lease, use.device_ms, replayed=replayed)
             if goes_on is not None:
                 self._grant(queue, goes_on)
@@ -377,11 +378,6 @@ class Carriers:
                     batch.fail(NotExecuted(error.reason, str(error), suspect=False))
                     return
             first = False
-
-
-def _next_is_alone(queue: VersionQueue) -> bool:
-    """Whether its next execution is that of one request."""
-    return queue.settings.max_rows == 1 or len(queue.lanes) == 1
 
 
 def _copy(error: Exception) -> Exception:

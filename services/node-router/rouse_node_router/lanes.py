@@ -97,7 +97,7 @@ class Lanes:
 
     def groups(self, max_rows: int) -> int:
         """Executions that what waits needs at least."""
-        return self._alone + (-(-self._rows // max(max_rows, 1)) if self._rows else 0)
+        return self._alone + -(-self._rows // max(max_rows, 1))
 
     def full_groups(self, max_rows: int) -> int:
         """Of these, those that nobody else could join."""

@@ -53,7 +53,6 @@ class _Waiter:
     request_id: str
     tenant: str
     weight: int
-    tape_key: str
     deadline: float
     hold_until: float
     lease: asyncio.Future[Lease]
@@ -119,7 +118,7 @@ class Leases:
         if picky or not self._reuse_s:
             return await self._own(line, request_id, timeout_s, hold_s, instance_id, tenant, weight)
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(request_id, tenant, weight, tape_key, now + timeout_s, now + hold_s, granted)
+        waiter = _Waiter(request_id, tenant, weight, now + timeout_s, now + hold_s, granted)
         line.waiting[waiter] = None
         line.peak = max(line.peak, len(line.waiting))
         self._waiting += 1
@@ -228,7 +227,7 @@ class Leases:
         timeout_s, hold_s = max(0.0, waiter.deadline - now), waiter.hold_until - now
         try:
             lease = await self._devices.acquire(
-                line.version_id, waiter.request_id, timeout_s, hold_s, "", waiter.tenant, waiter.weight, waiter.tape_key
+                line.version_id, waiter.request_id, timeout_s, hold_s, "", waiter.tenant, waiter.weight, line.tape_key
             )
         except asyncio.CancelledError:
             # By who asks no more than wait, or at the end of everything.

@@ -182,7 +182,8 @@ def serve(node: Tiers, version: FunctionVersion) -> None:
 async def recovered(node: Tiers) -> list[tuple[FunctionVersion, list[bytes]]]:
     """What a node that has just started knows, without anybody's help, of versions and their tapes."""
     found = await node.shelf.recover(list(node.pool.artefacts.values()))
-    return [(v, [path.read_bytes() for _, _, path in node.shelf.tapes(v, artefact)]) for v, artefact in found]
+    of = node.stager.artefact
+    return [(v, [path.read_bytes() for _, _, path in node.shelf.tapes(v, of(v.artefact_digest))]) for v in found]
 
 
 async def test_a_node_that_restarts_knows_what_tapes_answer(
@@ -202,7 +203,7 @@ async def test_a_node_that_restarts_knows_what_tapes_answer(
         found = sorted(await recovered(a), key=lambda row: row[0].version_id)
         assert found == [(version, [b"f-1"]), (other, [b"g-1"])]
         assert a.shelf.tape_count(version, a.stager.artefact(version.artefact_digest)) == 1
-        folders = [a.shelf.candidates(each, a.stager.artefact(each.artefact_digest)) for each in (version, other)]
+        folders = [await a.shelf.candidates(each, a.stager.artefact(each.artefact_digest)) for each in (version, other)]
         assert len(set(folders)) == 2
         # What is dropped is not remembered; a version that was not told of is.
         await a.stager.drop(a.stager.artefact(other.artefact_digest), "the test says so")
@@ -217,7 +218,7 @@ async def test_a_node_that_restarts_knows_what_tapes_answer(
         # The second one is dropped.
         serve(a, version)
         artefact = a.stager.artefact(version.artefact_digest)
-        (a.shelf.candidates(second, artefact) / "1.candidate").touch()
+        (await a.shelf.candidates(second, artefact) / "1.candidate").touch()
         await a.shelf.dropped(second, artefact)
         assert not list(folders[0].parent.rglob("*.candidate"))
     async with node("a") as a:

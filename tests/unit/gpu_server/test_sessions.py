@@ -109,7 +109,7 @@ class ShelfDouble:
         found = [(name, tapes.parse(name), path) for path, name in self.names.items()]
         return [(name, answers, Path(path)) for name, answers, path in found if answers is not None]
 
-    def candidates(self, version: FunctionVersion, artefact: Any) -> Path:
+    async def candidates(self, version: FunctionVersion, artefact: Any) -> Path:
         return Path("candidates")
 
 

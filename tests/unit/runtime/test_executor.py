@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rouse_common.errors import FailedPrecondition, Internal, InvalidArgument, RouseError
+from rouse_common.errors import FailedPrecondition, Internal, InvalidArgument, RouseError, Unavailable
 from rouse_contracts import arrays
 from rouse_contracts.functions import (
     FunctionSpec,
@@ -25,7 +25,7 @@ from rouse_contracts.functions import (
 )
 from rouse_contracts.functions import Sequence as SequenceMessage
 from rouse_runtime.executor import Executor
-from rouse_runtime.failures import LoadError
+from rouse_runtime.failures import ExecutorLost, LoadError
 from rouse_runtime.handlers.python import adapt, takes_request
 from rouse_runtime.job import AHEAD, Result
 from rouse_runtime.request import Request, Sequence
@@ -390,3 +390,10 @@ async def test_errors_are_typed() -> None:
     assert caught.value.reason == "FUNCTION_RAISED"
     with pytest.raises(InvalidArgument):
         await answers(executor(lambda inputs: {"y": inputs["x"]}), b"\xff")
+
+    def lost(inputs: dict[str, Any]) -> Any:
+        raise ExecutorLost("its process has ended")
+
+    with pytest.raises(Unavailable) as caught:
+        await answers(executor(lost))
+    assert caught.value.reason == "EXECUTOR_LOST"

@@ -158,12 +158,15 @@ class Disk:
     def candidates(self, digest: str, version_id: str) -> Path:
         """Folder of what requests of a version did, until a second one does the same; made if absent. Executors write
         there, and bound it."""
-        folder = self._candidates / digest / hashlib.sha256(version_id.encode()).hexdigest()[:SHORT]
+        folder = self._candidates_of(digest, version_id)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def remove_candidates(self, digest: str, version_id: str) -> None:
-        _remove_tree(self.candidates(digest, version_id))
+        _remove_tree(self._candidates_of(digest, version_id))
+
+    def _candidates_of(self, digest: str, version_id: str) -> Path:
+        return self._candidates / digest / hashlib.sha256(version_id.encode()).hexdigest()[:SHORT]
 
     def missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Those of some blobs (digest: bytes) that are not here."""

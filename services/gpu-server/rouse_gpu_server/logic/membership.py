@@ -72,9 +72,9 @@ class Membership:
         artefact.held_until = self._clock.monotonic() + self._hold_s
         return artefact
 
-    def recall(self, found: Iterable[tuple[FunctionVersion, Artefact]]) -> None:
+    def recall(self, versions: Iterable[FunctionVersion]) -> None:
         """Versions of an earlier life that tapes answer: they are known before an instance of theirs is started."""
-        for version, _ in found:
+        for version in versions:
             self._register(version)
 
     def states_path(self, artefact: Artefact) -> str:

@@ -121,8 +121,10 @@ class Sessions:
                 await self._map(native, session, model, resident, attachment_id)
                 if await self._load(native, session, model):
                     self._load_the_others(session, model)
+            candidates = None
+            if records(model.version.spec):
+                candidates = await self._shelf.candidates(model.version, model.artefact)
             self._open[executor.instance_id] = session
-            candidates = self._shelf.candidates(model.version, model.artefact) if records(model.version.spec) else None
             await native.open_session(
                 executor.instance_id, version_id, socket, processes.user(executor.pid), candidates=candidates
             )

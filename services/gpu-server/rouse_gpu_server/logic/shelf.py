@@ -140,12 +140,12 @@ class Shelf:
             try:
                 await in_thread(self._threads, threading.Event(), write)
                 if not artefact.on_disk:
-                    path.unlink(missing_ok=True)
+                    await in_thread(self._threads, threading.Event(), write)
             except (RouseError, OSError) as error:
                 metrics.STATES_FAILED.labels("keep").inc()
                 LOG.warning("not written down artefact=%s reason=%s", artefact.digest, error)
 
-    async def recover(self, artefacts: Iterable[Artefact]) -> list[tuple[FunctionVersion, Artefact]]:
+    async def recover(self, artefacts: Iterable[Artefact]) -> list[FunctionVersion]:
         """Finds the states of artefacts that an earlier life left on disk, and checks them; the versions that they
         hold for. Never fails: what does not hold is said, and removed."""
         found = []
@@ -161,7 +161,7 @@ class Shelf:
             LOG.info("recovered versions=%d that tapes answer", len(found))
         return found
 
-    async def _recover(self, artefact: Artefact) -> list[tuple[FunctionVersion, Artefact]]:
+    async def _recover(self, artefact: Artefact) -> list[FunctionVersion]:
         digest, nothing = artefact.digest, threading.Event()
         path, folder = self._disk.record(digest), self._disk.states(digest)
         try:
@@ -189,12 +189,14 @@ class Shelf:
             return states
 
         artefact.states = tuple(await in_thread(self._threads, nothing, checked))
-        return [(version, artefact) for version in record.versions if self.tapes(version, artefact)]
+        return [version for version in record.versions if self.tapes(version, artefact)]
 
-    def candidates(self, version: FunctionVersion, artefact: Artefact) -> Path:
+    async def candidates(self, version: FunctionVersion, artefact: Artefact) -> Path:
         """The version's own folder, where its executors keep what requests did until a second one does the same; made
         if absent."""
-        return self._disk.candidates(artefact.digest, version.version_id)
+        return await in_thread(
+            self._threads, threading.Event(), lambda: self._disk.candidates(artefact.digest, version.version_id)
+        )
 
     async def dropped(self, version: FunctionVersion, artefact: Artefact) -> None:
         """A version is no longer here, and others of its artefact are."""
