@@ -148,12 +148,14 @@ class EarlyNode:
         device.busy, device.taken_at = True, self._clock.now
         self._lives[function.name].executing += 1
         seconds = function.model.resident_s if self._variant.remoting else function.model.native_s
-        self._clock.at(self._clock.now + seconds, self._finish, request, device)
+        # The router sends a device's requests one after the other, and waits for each answer.
+        self._clock.at(self._clock.now + seconds + self._profile.way_s, self._finish, request, device)
 
     def _finish(self, request: Request, device: _Device) -> None:
         now, function = self._clock.now, request.function
         device.busy = False
-        device.result.busy_s += max(0.0, now - max(device.taken_at, self._from))
+        # It computes for all of this time but the way.
+        device.result.busy_s += max(0.0, now - self._profile.way_s - max(device.taken_at, self._from))
         latency, in_time = now - request.arrived, now <= request.deadline
         if request.arrived >= self._from:
             function.result.latencies_s.append(latency)

@@ -32,7 +32,10 @@ class _Resident:
 
 
 class _Device:
-    __slots__ = ("busy", "free_bytes", "kept_bytes", "link", "loading_heavy", "name", "residents", "result", "taken_at")
+    __slots__ = (
+        "answered_at", "busy", "free_bytes", "kept_bytes", "link", "loading_heavy", "name", "residents", "result",
+        "taken_at",
+    )  # fmt: skip
 
     def __init__(self, name: str, free_bytes: int, link: SharedLink, result: DeviceResult) -> None:
         self.name, self.free_bytes, self.link, self.result = name, free_bytes, link, result
@@ -40,6 +43,8 @@ class _Device:
         self.kept_bytes = 0
         self.busy = False
         self.taken_at = 0.0
+        # When the answer before has reached the router, which sends a device's requests one after the other.
+        self.answered_at = 0.0
         self.loading_heavy: bool | None = None
 
 
@@ -148,7 +153,11 @@ class LateNode:
         """Computes with the weights there."""
         self._occupy(device)
         self._keep(device, device.residents[request.function.name])
-        self._clock.at(self._clock.now + request.function.model.resident_s, self._finish, request, device)
+        self._clock.at(self._reached(device) + request.function.model.resident_s, self._finish, request, device)
+
+    def _reached(self, device: _Device) -> float:
+        """When a request that the device is given now reaches its function."""
+        return max(self._clock.now, device.answered_at) + self._profile.way_s / 2
 
     def _occupy(self, device: _Device) -> None:
         device.busy, device.taken_at = True, self._clock.now
@@ -160,6 +169,9 @@ class LateNode:
         self._put(device, function)
         self._occupy(device)
         model = function.model
+        # The weights set out at once, the request on its way to the function.
+        computed = self._reached(device) + model.resident_s
+        way_s = self._profile.way_s / 2
         if source != HOST:
             device.result.swaps_link += now >= self._from
             sender = self._devices[source]
@@ -168,14 +180,15 @@ class LateNode:
             rate = self._profile.topology.bandwidth(source, device.name)
             moved = now + model.weights_bytes / rate
             self._clock.at(moved, self._copied_over, device, sender, copy)
-            self._clock.at(max(now + model.swap_link_s, moved + self._profile.tail_s), self._finish, request, device)
+            ends = max(now + way_s + model.swap_link_s, moved + self._profile.tail_s, computed)
+            self._clock.at(ends, self._finish, request, device)
             return
         device.result.swaps_host += now >= self._from
         self._loading[device.name] = function.heavy
         delay = 0.0
         if self._variant.driver_blocks and evicted:
             delay = math.ceil(model.resident_bytes / self._profile.block_bytes) * self._profile.block_s
-        ends = now + delay + model.swap_host_s
+        ends = max(now + delay + way_s + model.swap_host_s, computed)
         if delay:
             self._clock.at(now + delay, self._copy, request, device, ends)
         else:
@@ -203,8 +216,9 @@ class LateNode:
         device.busy = False
         self._idle[device.name] = None
         device.result.busy_s += max(0.0, now - max(device.taken_at, self._from))
-        latency = now - request.arrived
-        in_time = now <= request.deadline
+        device.answered_at = now + self._profile.way_s / 2
+        latency = device.answered_at - request.arrived
+        in_time = device.answered_at <= request.deadline
         if request.arrived >= self._from:
             function.result.latencies_s.append(latency)
             function.result.in_time += in_time

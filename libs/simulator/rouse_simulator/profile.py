@@ -62,6 +62,7 @@ class NodeProfile:
         flow_bytes_s, switch_bytes_s: what one copy from the host reaches, and all over one switch together.
         tail_s: computing that is left when the last byte of a swap has arrived.
         block_s, block_bytes: allocating a block by the driver, for Torpor-Block.
+        way_s: from the router to a function and back, during which the router sends the device nothing else.
     """
 
     devices: tuple[str, ...]
@@ -76,6 +77,7 @@ class NodeProfile:
     tail_s: float
     block_s: float
     block_bytes: int
+    way_s: float
 
     @property
     def pool_bytes(self) -> int:
@@ -104,6 +106,10 @@ class Profile:
     def with_deadlines(self, deadlines_s: Mapping[str, float]) -> Profile:
         """The same with other deadlines, by kind of model."""
         return replace(self, models=tuple(replace(m, deadline_s=deadlines_s[m.kind]) for m in self.models))
+
+    def with_way(self, way_s: float) -> Profile:
+        """The same with another way between router and functions."""
+        return replace(self, node=replace(self.node, way_s=way_s))
 
     def with_held(self, factor: float) -> Profile:
         """The same with what models hold beside their weights multiplied: for asking how much hangs on it."""
@@ -165,6 +171,7 @@ def _node(entry: Mapping[str, Any]) -> NodeProfile:
         tail_s=float(entry["tail_ms"]) / 1000,
         block_s=float(entry["block_ms"]) / 1000,
         block_bytes=int(_positive(entry, "block_bytes")),
+        way_s=float(entry["way_ms"]) / 1000,
     )
 
 
