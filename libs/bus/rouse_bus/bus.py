@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as WiredSubscription
-from opentelemetry import context as otel_context
 from prometheus_client import Counter, Gauge
 
 from rouse_bus.failures import api_error, bus_down, translated
@@ -65,13 +64,11 @@ class Subscription:
                 await self._handle(data, headers)
 
     async def _handle(self, data: bytes, headers: dict[str, str]) -> None:
-        token = otel_context.attach(telemetry.extract(headers))
-        try:
-            await self._handler(data)
-        except Exception:  # whatever a handler raises must not end its subscription
-            LOG.exception("handler failed subject=%s size_bytes=%d", self.subject, len(data))
-        finally:
-            otel_context.detach(token)
+        with telemetry.within(telemetry.extract(headers)):
+            try:
+                await self._handler(data)
+            except Exception:  # whatever a handler raises must not end its subscription
+                LOG.exception("handler failed subject=%s size_bytes=%d", self.subject, len(data))
 
 
 class Bus:

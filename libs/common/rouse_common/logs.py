@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 
-from opentelemetry import trace
+from rouse_common import telemetry
 
 
 class LineFormatter(logging.Formatter):
@@ -17,8 +17,7 @@ class LineFormatter(logging.Formatter):
         self.service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        context = trace.get_current_span().get_span_context()
-        trace_id = f"{context.trace_id:032x}" if context.is_valid else "-"
+        trace_id = telemetry.current_trace_id() or "-"
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         message = record.getMessage()
         if record.exc_info:

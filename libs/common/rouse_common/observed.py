@@ -8,7 +8,6 @@ import time
 from functools import lru_cache
 
 import grpc
-from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from rouse_common import metrics, telemetry
@@ -43,12 +42,12 @@ class Observed:
     Args:
         system: "grpc" or "link".
         method: "/package.Service/Method".
-        parent: context that the caller's trace came in.
+        parent: the trace that it came in.
     """
 
     __slots__ = ("_method", "_path", "_span", "_started")
 
-    def __init__(self, system: str, method: str, parent: Context) -> None:
+    def __init__(self, system: str, method: str, parent: telemetry.Parent) -> None:
         self._path = method
         self._method = _method(system, method)
         # Never detached: each call has a task, and with it a context, of its own; and the generator of a

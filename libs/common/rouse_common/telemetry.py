@@ -9,26 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeAlias
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-)
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from rouse_common import sampling
@@ -36,10 +30,15 @@ from rouse_common import sampling
 LOG = logging.getLogger(__name__)
 TRACER = trace.get_tracer("rouse")
 PROPAGATOR = TraceContextTextMapPropagator()
-IDS = RandomIdGenerator()
+NO_SPAN = trace.INVALID_SPAN
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-# Version, trace id, span id and flags in hex, with dashes between.
-TRACEPARENT_CHARS = 2 + 1 + 32 + 1 + 16 + 1 + 2
+# A traceparent of a trace that is not sampled: version, trace id, span id, flags.
+UNSAMPLED = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-00")
+# Where a trace comes from that a call belongs to: the context that holds its span, or the traceparent of one that is
+# not sampled. All that is ever asked of that is to go on to the next service, so nothing else is made of it.
+Parent: TypeAlias = otel_context.Context | str
+# The traceparent of the trace that the running task is in, where that is not sampled.
+_UNSAMPLED: ContextVar[str] = ContextVar("rouse_unsampled", default="")
 
 # Two files a process at most: when the first is full it replaces the second.
 TRACE_FILE_BYTES = 8 << 20
@@ -131,84 +130,86 @@ def configure(
     return provider
 
 
-class _Untraced(NonRecordingSpan):
-    """A span that is not sampled: all that is ever asked of it is its traceparent."""
-
-    @cached_property
-    def traceparent(self) -> str:
-        return _traceparent(self.get_span_context())
-
-
 class span:  # noqa: N801 - it reads as the function that it stands for
     """A span around a block, child of the current one or of what `parent` holds; an exception marks it failed
-    and goes on. Within a trace that is not sampled it is the span around it, and costs next to nothing."""
+    and goes on. Within a trace that is not sampled there is none, and it costs next to nothing."""
 
-    __slots__ = ("_made", "_span", "_token")
+    __slots__ = ("_before", "_began", "_token")
 
     def __init__(
         self,
         name: str,
         kind: SpanKind = SpanKind.INTERNAL,
-        parent: otel_context.Context | None = None,
+        parent: Parent | None = None,
         **attributes: str | int | float | bool,
     ) -> None:
-        self._span = trace.get_current_span(parent)
-        self._made = parent is not None or _begins(self._span.get_span_context())
-        if self._made:
-            self._span = start(name, kind, parent, attributes)
+        # What it changes; None: nothing.
+        self._began = None if parent is None and _UNSAMPLED.get() else _begin(name, kind, parent, attributes)
 
     def __enter__(self) -> Span:
-        if self._made:
-            self._token = otel_context.attach(trace.set_span_in_context(self._span))
-        return self._span
+        if self._began is None:
+            return NO_SPAN
+        self._before = _UNSAMPLED.get()
+        if isinstance(self._began, str):
+            _UNSAMPLED.set(self._began)
+            return NO_SPAN
+        _UNSAMPLED.set("")
+        self._token = otel_context.attach(trace.set_span_in_context(self._began))
+        return self._began
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
-        if self._made:
-            otel_context.detach(self._token)
-            if error is not None:
-                fail(self._span, error)
-            self._span.end()
+        if self._began is None:
+            return
+        _UNSAMPLED.set(self._before)
+        if isinstance(self._began, str):
+            return
+        otel_context.detach(self._token)
+        if error is not None:
+            fail(self._began, error)
+        self._began.end()
 
 
-def start(
-    name: str, kind: SpanKind, parent: otel_context.Context | None, attributes: Mapping[str, str | int | float | bool]
-) -> Span:
-    """A span that the caller ends; in a trace that is not sampled, one that only carries the trace on."""
-    around = trace.get_current_span(parent)
-    context = around.get_span_context()
-    return _make(name, kind, parent, attributes, context) if _begins(context) else around
+def enter(name: str, kind: SpanKind, parent: Parent, attributes: Mapping[str, str | int | float | bool]) -> Span:
+    """A span that the caller ends, and that is the current one of the running task, for good."""
+    began = _begin(name, kind, parent, attributes)
+    if isinstance(began, str):
+        _UNSAMPLED.set(began)
+        return NO_SPAN
+    _UNSAMPLED.set("")
+    otel_context.attach(trace.set_span_in_context(began, None if isinstance(parent, str) else parent))
+    return began
 
 
-def enter(
-    name: str, kind: SpanKind, parent: otel_context.Context, attributes: Mapping[str, str | int | float | bool]
-) -> Span:
-    """As `start`, and makes it the current one of the running task, for good."""
-    around = trace.get_current_span(parent)
-    context = around.get_span_context()
-    if not _begins(context):
-        otel_context.attach(parent)
-        return around
-    made = _make(name, kind, parent, attributes, context)
-    otel_context.attach(trace.set_span_in_context(made, parent))
-    return made
+@contextmanager
+def within(parent: Parent) -> Iterator[None]:
+    """A block in the trace that came with a message, or in none."""
+    before = _UNSAMPLED.get()
+    _UNSAMPLED.set(parent if isinstance(parent, str) else "")
+    token = None if isinstance(parent, str) else otel_context.attach(parent)
+    try:
+        yield
+    finally:
+        _UNSAMPLED.set(before)
+        if token is not None:
+            otel_context.detach(token)
 
 
-def _make(
-    name: str,
-    kind: SpanKind,
-    parent: otel_context.Context | None,
-    attributes: Mapping[str, str | int | float | bool],
-    around: SpanContext,
-) -> Span:
+def _begin(
+    name: str, kind: SpanKind, parent: Parent | None, attributes: Mapping[str, str | int | float | bool]
+) -> Span | str:
+    """A span; or the traceparent of a trace that is not sampled."""
+    if isinstance(parent, str):
+        return parent
+    around = trace.get_current_span(parent).get_span_context()
     if not sampling.REQUESTS.drops(name, kind, asked=around.is_valid):
         return TRACER.start_span(name, parent, kind, attributes)
-    trace_id = around.trace_id if around.is_valid else IDS.generate_trace_id()
-    return _Untraced(SpanContext(trace_id, IDS.generate_span_id(), is_remote=False))
+    trace_id = f"{around.trace_id:032x}" if around.is_valid else os.urandom(16).hex()
+    return f"00-{trace_id}-{os.urandom(8).hex()}-00"
 
 
-def _begins(around: SpanContext) -> bool:
-    """Whether a span is to be made there: the trace is sampled, or there is none yet."""
-    return not around.is_valid or bool(around.trace_flags & TraceFlags.SAMPLED)
+def current() -> Span:
+    """The span that the running task is in; one that records nothing where there is none."""
+    return NO_SPAN if _UNSAMPLED.get() else trace.get_current_span()
 
 
 def fail(current: Span, error: BaseException) -> None:
@@ -218,15 +219,13 @@ def fail(current: Span, error: BaseException) -> None:
 
 def current_trace_id() -> str:
     """32 hex digits, or an empty string outside any trace."""
-    current = trace.get_current_span()
-    if isinstance(current, _Untraced):
-        return current.traceparent[3:35]
-    context = current.get_span_context()
-    return f"{context.trace_id:032x}" if context.is_valid else ""
+    return traceparent()[3:35]
 
 
 def inject() -> list[tuple[str, str]]:
     """The current context as call metadata."""
+    if unsampled := _UNSAMPLED.get():
+        return [(TRACEPARENT, unsampled)]
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier)
     return list(carrier.items())
@@ -234,10 +233,9 @@ def inject() -> list[tuple[str, str]]:
 
 def traceparent() -> str:
     """The current context as W3C's traceparent; empty outside any trace."""
-    current = trace.get_current_span()
-    if isinstance(current, _Untraced):
-        return current.traceparent
-    context = current.get_span_context()
+    if unsampled := _UNSAMPLED.get():
+        return unsampled
+    context = trace.get_current_span().get_span_context()
     return _traceparent(context) if context.is_valid else ""
 
 
@@ -245,29 +243,24 @@ def _traceparent(context: SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
-def extract(metadata: Mapping[str, str]) -> otel_context.Context:
-    """The context that a call's metadata carries."""
-    carried = metadata.get(TRACEPARENT)
-    if carried is None:
-        return otel_context.Context()
-    if TRACESTATE in metadata:
-        return PROPAGATOR.extract({TRACEPARENT: carried, TRACESTATE: metadata[TRACESTATE]})
-    return from_traceparent(carried)
+def extract(metadata: Mapping[str, str]) -> Parent:
+    """The trace that a call's metadata carries."""
+    carried = metadata.get(TRACEPARENT, "")
+    if TRACESTATE not in metadata:
+        return from_traceparent(carried)
+    return _unless_unsampled(PROPAGATOR.extract({TRACEPARENT: carried, TRACESTATE: metadata[TRACESTATE]}))
 
 
-def from_traceparent(value: str) -> otel_context.Context:
-    """The context of a W3C traceparent; an empty one where that is none."""
-    parts = value.split("-", 3) if len(value) == TRACEPARENT_CHARS else ()
-    if len(parts) != 4 or parts[0] != "00":
-        # Of a later version, or nothing of the kind.
-        return PROPAGATOR.extract({TRACEPARENT: value}) if value else otel_context.Context()
-    try:
-        context = SpanContext(
-            int(parts[1], 16), int(parts[2], 16), is_remote=True, trace_flags=TraceFlags(int(parts[3], 16))
-        )
-    except ValueError:
+def from_traceparent(value: str) -> Parent:
+    """The trace of a W3C traceparent; an empty context where that is none."""
+    if not value:
         return otel_context.Context()
-    if not context.is_valid:
-        return otel_context.Context()
-    carried = NonRecordingSpan(context) if context.trace_flags & TraceFlags.SAMPLED else _Untraced(context)
-    return trace.set_span_in_context(carried, otel_context.Context())
+    if UNSAMPLED.fullmatch(value):
+        return value
+    return _unless_unsampled(PROPAGATOR.extract({TRACEPARENT: value}))
+
+
+def _unless_unsampled(context: otel_context.Context) -> Parent:
+    carried = trace.get_current_span(context).get_span_context()
+    sampled = bool(carried.trace_flags & TraceFlags.SAMPLED)
+    return context if sampled or not carried.is_valid else _traceparent(carried)

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
-from opentelemetry import trace
 
 from rouse_cache import VERSION_MARK
 from rouse_common import telemetry
@@ -231,7 +230,7 @@ class Dispatcher:
 
     @staticmethod
     def _note_route(trip: _Trip, version: Version, node_id: str, reason: str) -> None:
-        span = trace.get_current_span()
+        span = telemetry.current()
         if span.is_recording():
             span.set_attributes(
                 {

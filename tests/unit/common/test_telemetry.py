@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanKind
@@ -57,8 +57,8 @@ def test_a_trace_travels_in_metadata(folder: Path) -> None:
         carried = dict(inject())
         assert telemetry.current_trace_id() in carried[telemetry.TRACEPARENT]
     assert telemetry.current_trace_id() == ""
-    context = trace.get_current_span(extract(carried)).get_span_context()
-    assert f"{context.trace_id:032x}" == rows(folder)[0]["trace_id"]
+    with telemetry.within(extract(carried)):
+        assert telemetry.current_trace_id() == rows(folder)[0]["trace_id"]
     assert inject() == []
 
 
@@ -69,6 +69,54 @@ def test_in_a_trace_that_is_not_sampled_nothing_is_made(folder: Path) -> None:
         assert inner is outer
         assert telemetry.current_trace_id() in carried
         assert telemetry.traceparent() == carried
+        assert inject() == [(telemetry.TRACEPARENT, carried)]
+        assert not telemetry.current().is_recording()
+    assert rows(folder) == []
+    assert telemetry.current_trace_id() == ""
+
+
+UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+SAMPLED = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_traces_do_not_mix(folder: Path) -> None:
+    with span("a", parent=extract({telemetry.TRACEPARENT: UNSAMPLED})):
+        with span("b", parent=extract({telemetry.TRACEPARENT: SAMPLED})) as inner:
+            assert telemetry.current() is inner
+            assert telemetry.current_trace_id() == SAMPLED[3:35]
+            with telemetry.within(UNSAMPLED):
+                assert telemetry.traceparent() == UNSAMPLED
+                with span("c") as quiet:
+                    assert not quiet.is_recording()
+            assert telemetry.current_trace_id() == SAMPLED[3:35]
+            with telemetry.within(extract({})):
+                assert telemetry.traceparent() == ""
+        assert telemetry.traceparent() == UNSAMPLED
+    assert [row["name"] for row in rows(folder)] == ["b"]
+
+
+def test_entered_traces_last_for_the_task(folder: Path) -> None:
+    def task(first: str, second: str) -> str:
+        for carried in (first, second):
+            telemetry.enter("call", SpanKind.SERVER, extract({telemetry.TRACEPARENT: carried}), {}).end()
+        return telemetry.current_trace_id()
+
+    assert copy_context().run(task, UNSAMPLED, SAMPLED) == SAMPLED[3:35]
+    assert copy_context().run(task, SAMPLED, UNSAMPLED) == UNSAMPLED[3:35]
+    assert [row["trace_id"] for row in rows(folder)] == [SAMPLED[3:35]] * 2
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"traceparent": UNSAMPLED, "tracestate": "a=b"},
+        {"traceparent": UNSAMPLED[:-2] + "02"},
+        {"traceparent": UNSAMPLED},
+    ],
+)
+def test_whatever_else_an_unsampled_trace_says_nothing_is_made(metadata: dict[str, str], folder: Path) -> None:
+    with span("here", parent=extract(metadata)):
+        assert telemetry.current_trace_id() == UNSAMPLED[3:35]
     assert rows(folder) == []
 
 
@@ -84,10 +132,19 @@ def test_a_trace_that_is_sampled_is_carried_on(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "00-zz-zz-00", "x" * 5000, "00-" + "z" * 32 + "-" + "0" * 16 + "-01", "00" + "-" * 53]
+    "value",
+    [
+        "",
+        "00-zz-zz-00",
+        "x" * 5000,
+        "00-" + "z" * 32 + "-" + "0" * 16 + "-01",
+        "00" + "-" * 53,
+        "00-" + "0" * 32 + "-b7ad6b7169203331-00",
+    ],
 )
 def test_metadata_that_is_no_trace_begins_a_new_one(value: str) -> None:
-    assert not trace.get_current_span(extract({telemetry.TRACEPARENT: value})).get_span_context().is_valid
+    with telemetry.within(extract({telemetry.TRACEPARENT: value})):
+        assert telemetry.traceparent() == ""
 
 
 def test_its_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

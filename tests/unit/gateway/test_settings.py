@@ -69,6 +69,7 @@ def test_no_more_are_traced_a_second_than_allowed_but_for_those_that_callers_tra
     clock.advance(60.0)
     assert traced(sampler, 80) == 50
     parent = telemetry.from_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    assert isinstance(parent, Context)
     tracer = TracerProvider(sampler).get_tracer("test")
     assert tracer.start_span("ModelInfer", parent, SpanKind.SERVER).is_recording()
 
@@ -81,6 +82,7 @@ def test_what_is_dropped_beforehand_is_what_would_not_be_sampled(steps: list[tup
         TraceSettings(sampler).update("", {"trace_rate": [str(rate)], "trace_count": ["15"]})
         sampler.limit(5.0)
     asks = telemetry.from_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    assert isinstance(asks, Context)
     for asked, pause_s in steps:
         clock.advance(pause_s)
         parent = asks if asked else Context()

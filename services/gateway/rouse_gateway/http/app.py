@@ -14,8 +14,6 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
 
 from rouse_common import telemetry
@@ -153,11 +151,9 @@ class _Exchange:
             return
         traceparent = self.headers.get(b"traceparent")
         carried = {} if traceparent is None else {telemetry.TRACEPARENT: traceparent.decode("latin-1")}
-        parent = telemetry.extract(carried)
         attributes = {"http.request.method": self.method, "http.route": route.template}
-        self._span = telemetry.start(route.span, SpanKind.SERVER, parent, attributes)
-        # Never detached: each request has a task, and with it a context, of its own.
-        otel_context.attach(trace.set_span_in_context(self._span, parent))
+        # Never left: each request has a task, and with it a context, of its own.
+        self._span = telemetry.enter(route.span, SpanKind.SERVER, telemetry.extract(carried), attributes)
         self._trace_id = telemetry.current_trace_id()
 
     def ended(self, error: RouseError | None) -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from rouse_common import telemetry
@@ -40,7 +39,7 @@ class StreamSettings:
     """
 
     caller: Caller
-    parent: Context
+    parent: telemetry.Parent
     strict: bool
     default_timeout_s: float
 

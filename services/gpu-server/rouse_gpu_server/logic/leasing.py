@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
+from rouse_common import telemetry
 from rouse_common.clock import Clock
 from rouse_common.errors import Cancelled, DeadlineExceeded, FailedPrecondition, ResourceExhausted, RouseError
 from rouse_common.telemetry import TRACER
@@ -262,7 +262,7 @@ def too_large(pool: Pool, model: Model) -> FailedPrecondition:
 
 def _spans(waiter: Waiter, swaps: list[Swap], ended: float, error: BaseException | None, lease: Lease | None) -> None:
     """`wait` and `swap`, one after the other: a swap that several requests waited for shows in each trace."""
-    if not trace.get_current_span().is_recording():
+    if not telemetry.current().is_recording():
         return
     at = waiter.arrived_at
     for swap in swaps:
