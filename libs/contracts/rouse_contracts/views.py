@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rouse_contracts.functions import Tensor
 from rouse_contracts.wire import LENGTH_DELIMITED, Buffer, split, varint
@@ -13,8 +13,7 @@ TENSOR_DATA = 4
 BATCH_TENSORS = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TensorView:
+class TensorView(NamedTuple):
     """A tensor whose bytes stay where they were received.
 
     Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Verdict(Enum):
@@ -20,8 +21,7 @@ class Verdict(Enum):
     HOLD_FULL = "HOLD_FULL"
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Args:
     remaining_s: seconds until the request's deadline.
     ready: whether a node has a READY instance for it.
@@ -56,8 +56,7 @@ class State:
     typical_wake_s: float = 1.0
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """The verdict, why, and for HOLD_FULL the seconds after which places will be free again."""
 
     verdict: Verdict

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 DEVIATIONS = 4.0
 
@@ -91,8 +92,7 @@ class Settings:
     smoothing: float = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """How long executions of about so many rows take: smoothed rows, mean and deviation, in seconds."""
 
     rows: float

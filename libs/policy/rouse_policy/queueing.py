@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from rouse_policy import rrc
 
@@ -173,8 +174,7 @@ def _by_required_count(snapshot: Snapshot, state: State, settings: Settings, now
     return Decision(Action.START, first.version_id, reason), State(alpha, state.since_fair + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """A version's queue as an arriving request finds it.
 
     Args:
@@ -194,8 +194,7 @@ class Load:
     execution_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Throughput:
+class Throughput(NamedTuple):
     """How fast a version's requests are served while others wait behind them.
 
     Args:
@@ -215,8 +214,7 @@ class Verdict(Enum):
     TOO_LATE = "TOO_LATE"
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """Whether a request may wait, why, and else the seconds after which it would be let in."""
 
     verdict: Verdict

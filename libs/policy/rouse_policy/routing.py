@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,7 @@ class Candidate:
     queued_requests: int
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """What is known when one request is routed.
 
     Args:
@@ -43,7 +44,7 @@ class Snapshot:
     """
 
     candidates: tuple[Candidate, ...]
-    in_flight: Mapping[str, int] = field(default_factory=dict)
+    in_flight: Mapping[str, int] = MappingProxyType({})
     excluded: frozenset[str] = frozenset()
     sequence: str = ""
     home: str = ""
@@ -66,8 +67,7 @@ class State:
     turn: int = 0
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """The node to send to, None where no node is left, and why; `lost` where none will be."""
 
     node_id: str | None

@@ -31,13 +31,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
+from typing import NamedTuple
 
 # Of a percentile that is written in decimals, n * percentile is off by less than this for any n that is kept.
 DIGITS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """Requests of a function that were answered, and those of them in time."""
 
     answered: int = 0

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rouse_common.errors import RouseError
 from rouse_contracts.wire import Buffer
@@ -16,8 +17,7 @@ from rouse_runtime.worker import Interrupted
 AHEAD = 2
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """One response, and how long it took in milliseconds.
 
     Of a decoupled function the last one has no outputs, and the times of all.

@@ -14,8 +14,9 @@ from rouse_loadtest.scenarios.torpor_runs import CLUSTER, PAPER, RESNET, Length,
 from rouse_simulator.variants import FULL, KEEP_ALIVE, LATE_LAST, NATIVE, NON_SWAP, SIMPLE_SWAP, VARIANTS
 
 ABLATIONS = ("full", "fifo", "random", "lru", "block")
-# Over so long the limit of each ablation is looked for, between these numbers of functions.
-LIMIT, LIMIT_LOW, LIMIT_HIGH = Length(6, (1,)), 160, 800
+# Over so long the limit of each ablation is looked for, between these numbers of functions. Required counts need a
+# history: over six minutes FIFO has the more functions at 98%.
+LIMIT, LIMIT_LOW, LIMIT_HIGH = Length(11, (1,)), 160, 800
 # The authors play 31 minutes; past the node's limit a shorter run says the same.
 WHOLE, QUICK = Length(31, (1, 2, 3)), Length(6, (1,))
 Row = tuple[str, str, str, str]
@@ -164,7 +165,7 @@ def _cluster(how: Run, length: Length) -> tuple[list[Measure], list[Row]]:
     variants = (FULL, NATIVE, NON_SWAP, SIMPLE_SWAP)
     by_count: dict[str, list[tuple[float, float]]] = {v.name: [] for v in variants}
     measures: list[Measure] = []
-    told: dict[int, list[str]] = {1: [], 4: []}
+    told: dict[str, list[str]] = {"all": [], "busy": []}
     short = Length(min(length.minutes, 6), (1,))
     for count in (1000,) if how.quick else (250, 500, 1000, 2000, 3000, 4000):
         coming = runs.sampled(count, short, 14)
@@ -175,20 +176,20 @@ def _cluster(how: Run, length: Length) -> tuple[list[Measure], list[Row]]:
                 bar = 1.0 if variant is FULL else None
                 share = results.compliant_share()
                 measures.append(Measure(f"compliant_share_1000.{variant.name}", [share], "share", bar, "higher"))
-                told[1].append(f"{variant.name} {share:.1%}")
+                told["all"].append(f"{variant.name} {share:.1%}")
     plot.lines(how.plots / "torpor-fig14.png", "Compliant functions on six nodes", "functions", "share", by_count)
-    busy = runs.sampled(1000, short, 14, times=4.0)
+    busy = runs.sampled(1000, short, 14, times=3.0)
     for variant in (FULL, NON_SWAP, SIMPLE_SWAP):
         results = run(variant, busy, short, nodes=6, of=CLUSTER)
         over, spread = results.over_deadline([127 / 128])[0], sum(runs.variances(results)) / 6
         measures.append(Measure(f"over_deadline_1000_busy.{variant.name}", [over], "ratio", None, "lower", "127/128"))
         late = f"{over:.2g} deadlines" if over < float("inf") else "unanswered"
-        told[4].append(f"{variant.name} {late}, variance of load {spread:.4f}")
+        told["busy"].append(f"{variant.name} {late}, variance of load {spread:.4f}")
     why = "1,000 functions of the authors' sample are 15% load on six nodes; the cluster's scripts are not published"
     return measures, [
-        ("14a: 1,000 functions, 6 nodes", "torpor all; native at most 500", ", ".join(told[1]), why),
-        ("14b: latency, 127/128", "torpor < 1, SimpleSwap > 4, NonSwap > 7 deadlines", "; ".join(told[4]),
-         "four times the sample's rates, assumed"),
+        ("14a: 1,000 functions, 6 nodes", "torpor all; native at most 500", ", ".join(told["all"]), why),
+        ("14b: latency, 127/128", "torpor < 1, SimpleSwap > 4, NonSwap > 7 deadlines", "; ".join(told["busy"]),
+         "three times the sample's rates, assumed"),
     ]  # fmt: skip
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rouse_contracts.functions import RequestOptions, Timings
 from rouse_gateway.state import Version
 from rouse_gateway.wire import TensorView
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """An inference as a client asked for it.
 
     Args:
@@ -36,8 +34,7 @@ class Call:
     idempotency_key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a node answered, with the way it took."""
 
     version: Version

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -83,4 +82,4 @@ def _of(caller: Caller, call: Call) -> Call:
     """The call, as one of the caller's tenant, whatever it said of itself."""
     if call.tenant == caller.tenant and call.tenant_weight == caller.weight:
         return call
-    return dataclasses.replace(call, tenant=caller.tenant, tenant_weight=caller.weight)
+    return call._replace(tenant=caller.tenant, tenant_weight=caller.weight)

@@ -107,7 +107,7 @@ class Repetitions:
                 )
             found = await self._answers.reserve(name, digest, left_s + LEASE_MARGIN_S)
             if found.known is Known.NEW:
-                return await self._first(dataclasses.replace(call, timeout_s=left_s), run, name, found.owner)
+                return await self._first(call._replace(timeout_s=left_s), run, name, found.owner)
             if found.known is not Known.RUNNING:
                 metrics.REPEATED.labels(found.known.name).inc()
                 return self._known(found, call)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from rouse_common import telemetry
 from rouse_common.clock import Clock
@@ -39,16 +39,14 @@ NOT_HERE = ("NO_EXECUTOR", "GPU_SERVER_AWAY", "NODE_STOPPING")
 MEMBERS_FAULT = ("FUNCTION_RAISED", "BAD_RESULT")
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """A device is there. Without a batch the lease is the request's own, and it has to give it back."""
 
     lease: Lease
     batch: Batch | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """How a request was executed.
 
     Args:

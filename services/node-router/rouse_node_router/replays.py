@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
@@ -37,5 +36,5 @@ def tapes_for(lease: Lease, members: Sequence[Ticket]) -> Tapes | None:
         return None
     if len(members) > 1:
         rows = sum(ticket.rows for ticket in members)
-        inputs = [replace(tensor, shape=(rows, *tensor.shape[1:])) for tensor in inputs]
+        inputs = [tensor._replace(shape=(rows, *tensor.shape[1:])) for tensor in inputs]
     return lease.tapes if tapes.key(inputs) in lease.tapes.keys else None

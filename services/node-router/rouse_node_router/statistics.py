@@ -7,6 +7,7 @@ Only the figures by batch size are sums over executions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rouse_contracts import node
 
@@ -29,8 +30,7 @@ class Sum:
         return node.Tally(count=self.count, nanos=round(self.total_ms * 1e6))
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(NamedTuple):
     """The parts of an execution, in milliseconds: reading inputs, the function itself, writing outputs."""
 
     input_ms: float = 0.0

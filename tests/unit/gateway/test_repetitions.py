@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from rouse_common.errors import (
@@ -58,17 +56,17 @@ CALL = Call(
 def test_the_same_request_is_one_with_the_same_tensors_and_outputs() -> None:
     x, a = CALL.inputs
     same = (
-        dataclasses.replace(CALL, inputs=[a, x], timeout_s=9.0, tenant="t", idempotency_key="k"),
-        dataclasses.replace(CALL, inputs=[TensorView("x", "FP32", (1,), memoryview(b"\x00\x00\x80?")), a]),
+        CALL._replace(inputs=[a, x], timeout_s=9.0, tenant="t", idempotency_key="k"),
+        CALL._replace(inputs=[TensorView("x", "FP32", (1,), memoryview(b"\x00\x00\x80?")), a]),
     )
     others = (
-        dataclasses.replace(CALL, number="2"),
-        dataclasses.replace(CALL, output_names=[]),
-        dataclasses.replace(CALL, inputs=[x]),
-        dataclasses.replace(CALL, inputs=[x, TensorView("a", "BOOL", (1,), b"\x00")]),
-        dataclasses.replace(CALL, inputs=[x, TensorView("b", "BOOL", (1,), b"\x01")]),
-        dataclasses.replace(CALL, inputs=[TensorView("x", "INT32", (1,), x.data), a]),
-        dataclasses.replace(CALL, inputs=[TensorView("x", "FP32", (1, 1), x.data), a]),
+        CALL._replace(number="2"),
+        CALL._replace(output_names=[]),
+        CALL._replace(inputs=[x]),
+        CALL._replace(inputs=[x, TensorView("a", "BOOL", (1,), b"\x00")]),
+        CALL._replace(inputs=[x, TensorView("b", "BOOL", (1,), b"\x01")]),
+        CALL._replace(inputs=[TensorView("x", "INT32", (1,), x.data), a]),
+        CALL._replace(inputs=[TensorView("x", "FP32", (1, 1), x.data), a]),
     )
     assert {digest_of(call) for call in same} == {digest_of(CALL)}
     assert len({digest_of(call) for call in (CALL, *others)}) == len(others) + 1

@@ -28,6 +28,8 @@ snapshots = candidates.flatmap(
         candidates=st.just(found),
         in_flight=st.dictionaries(st.integers(0, 40).map("n{}".format), st.integers(0, 100)),
         excluded=st.frozensets(st.sampled_from([c.node_id for c in found])) if found else st.just(frozenset()),
+        sequence=st.just(""),
+        home=st.just(""),
     )
 )
 states = st.builds(State, turn=st.integers(0, 1000))
@@ -63,7 +65,7 @@ def test_a_longer_queue_never_attracts(snapshot: Snapshot, state: State) -> None
             continue
         longer = replace(candidate, queued_requests=candidate.queued_requests + 7)
         changed = (*snapshot.candidates[:index], longer, *snapshot.candidates[index + 1 :])
-        assert decide(replace(snapshot, candidates=changed), state, DEFAULTS, 0.0)[0].node_id == chosen
+        assert decide(snapshot._replace(candidates=changed), state, DEFAULTS, 0.0)[0].node_id == chosen
 
 
 @given(st.integers(1, 8), st.integers(0, 50))
@@ -101,7 +103,7 @@ def test_requests_of_a_sequence_find_the_same_node_whatever_else_changes(
     snapshot: Snapshot, sequence: str, state: State
 ) -> None:
     left = [c for c in snapshot.candidates if c.node_id not in snapshot.excluded]
-    decision, after = decide(replace(snapshot, sequence=sequence), state, DEFAULTS, 0.0)
+    decision, after = decide(snapshot._replace(sequence=sequence), state, DEFAULTS, 0.0)
     assert after == state
     assert (decision.node_id is None) == (not left)
     idle = tuple(Candidate(c.node_id, "HOST", 0) for c in reversed(left))
@@ -113,7 +115,7 @@ def test_requests_of_a_sequence_find_the_same_node_whatever_else_changes(
 
 @given(snapshots, st.sampled_from([f"n{number}" for number in range(30)]), states)
 def test_a_sequence_under_way_goes_home_or_nowhere(snapshot: Snapshot, home: str, state: State) -> None:
-    decision, after = decide(replace(snapshot, sequence="s", home=home), state, DEFAULTS, 0.0)
+    decision, after = decide(snapshot._replace(sequence="s", home=home), state, DEFAULTS, 0.0)
     assert after == state
     there = home in {c.node_id for c in snapshot.candidates}
     assert decision.lost == (not there)

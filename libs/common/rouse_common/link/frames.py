@@ -7,9 +7,8 @@ and a body. Nothing that a peer says is believed before it is checked.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -49,8 +48,7 @@ class ProtocolError(Exception):
     """The peer sent what is no frame of a link."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame as it was received."""
 
     kind: Kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rouse_common.errors import InvalidArgument
 from rouse_gateway.asked import Answer
@@ -16,8 +17,7 @@ CLASSIFICATION = "classification"
 MAX_CLASSES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who asks, and how.
 
     Args:
@@ -66,8 +66,7 @@ class Wanted:
     place: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One inference request.
 
     Args:
@@ -84,8 +83,7 @@ class Request:
     parameters: Parameters = parameters.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """One response: the answer, its `outputs` as the request wants them, and where those are that were put into
     shared memory (their data is empty then), by name."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -119,7 +118,7 @@ class InferenceService(inference.GRPCInferenceServiceServicer):
         metadata = _metadata(context)
         settings = StreamSettings(
             # A key of the whole stream would make its requests repetitions of each other: they name their own.
-            caller=replace(_caller(context), idempotency_key=""),
+            caller=_caller(context)._replace(idempotency_key=""),
             parent=telemetry.extract(metadata),
             strict=metadata.get(STRICT_HEADER) == "true",
             default_timeout_s=self._default_timeout_s,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from opentelemetry.trace import SpanKind
 
@@ -182,7 +182,7 @@ class Stream:
     async def _serve(self, request: Request, turn: _Turn, arrived: float) -> None:
         decoupled = self._inferences.is_decoupled(request.model, request.version)
         trace_id, version = telemetry.current_trace_id(), request.version
-        caller = replace(self._settings.caller, time_left_s=self._time_left_s(request, arrived))
+        caller = self._settings.caller._replace(time_left_s=self._time_left_s(request, arrived))
         if not decoupled:
             reply = await self._inferences.infer(request, caller)
             await self._answered_before(turn)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -42,8 +42,7 @@ class NotExecuted(Exception):
         self.reason, self.suspect = reason, suspect
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
+class Executed(NamedTuple):
     """A response of an executor.
 
     Args:
@@ -100,7 +99,7 @@ class Executors:
                 span.set_attribute("outcome", error.reason)
                 metrics.REPLAYS.labels(error.reason).inc()
                 return None
-            executed = replace(_parsed(answer, request, lease), replayed=True)
+            executed = _parsed(answer, request, lease)._replace(replayed=True)
             span.set_attribute("device_ms", round(executed.device_ms, 3))
             metrics.REPLAYS.labels("DONE").inc()
             return executed
