@@ -176,7 +176,7 @@ def enter(name: str, kind: SpanKind, parent: Parent, attributes: Mapping[str, st
         _UNSAMPLED.set(began)
         return NO_SPAN
     _UNSAMPLED.set("")
-    otel_context.attach(trace.set_span_in_context(began, None if isinstance(parent, str) else parent))
+    otel_context.attach(trace.set_span_in_context(began))
     return began
 
 
@@ -248,7 +248,7 @@ def extract(metadata: Mapping[str, str]) -> Parent:
     carried = metadata.get(TRACEPARENT, "")
     if TRACESTATE not in metadata:
         return from_traceparent(carried)
-    return _unless_unsampled(PROPAGATOR.extract({TRACEPARENT: carried, TRACESTATE: metadata[TRACESTATE]}))
+    return _parent(PROPAGATOR.extract({TRACEPARENT: carried, TRACESTATE: metadata[TRACESTATE]}))
 
 
 def from_traceparent(value: str) -> Parent:
@@ -257,10 +257,11 @@ def from_traceparent(value: str) -> Parent:
         return otel_context.Context()
     if UNSAMPLED.fullmatch(value):
         return value
-    return _unless_unsampled(PROPAGATOR.extract({TRACEPARENT: value}))
+    return _parent(PROPAGATOR.extract({TRACEPARENT: value}))
 
 
-def _unless_unsampled(context: otel_context.Context) -> Parent:
+def _parent(context: otel_context.Context) -> Parent:
+    """The context, or the traceparent in it where that is not sampled."""
     carried = trace.get_current_span(context).get_span_context()
     sampled = bool(carried.trace_flags & TraceFlags.SAMPLED)
     return context if sampled or not carried.is_valid else _traceparent(carried)

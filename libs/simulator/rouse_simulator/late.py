@@ -171,7 +171,7 @@ class LateNode:
         model = function.model
         # The weights set out at once, the request on its way to the function.
         computed = self._reached(device) + model.resident_s
-        way_s = self._profile.way_s / 2
+        there_s = self._profile.way_s / 2
         if source != HOST:
             device.result.swaps_link += now >= self._from
             sender = self._devices[source]
@@ -180,7 +180,7 @@ class LateNode:
             rate = self._profile.topology.bandwidth(source, device.name)
             moved = now + model.weights_bytes / rate
             self._clock.at(moved, self._copied_over, device, sender, copy)
-            ends = max(now + way_s + model.swap_link_s, moved + self._profile.tail_s, computed)
+            ends = max(now + there_s + model.swap_link_s, moved + self._profile.tail_s, computed)
             self._clock.at(ends, self._finish, request, device)
             return
         device.result.swaps_host += now >= self._from
@@ -188,7 +188,7 @@ class LateNode:
         delay = 0.0
         if self._variant.driver_blocks and evicted:
             delay = math.ceil(model.resident_bytes / self._profile.block_bytes) * self._profile.block_s
-        ends = max(now + delay + way_s + model.swap_host_s, computed)
+        ends = max(now + delay + there_s + model.swap_host_s, computed)
         if delay:
             self._clock.at(now + delay, self._copy, request, device, ends)
         else:
