@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from rouse_testkit.mesh import Mesh
 from rouse_testkit.models import write_function
 
 pytestmark = pytest.mark.timeout(300)
+AT_ONCE = 32
 CODE = """
     import torch
 
@@ -45,17 +47,19 @@ def where(client: rouse.Client, name: str) -> tuple[str, int]:
 
 
 def places(mesh: Mesh, name: str) -> dict[str, int]:
-    """Where the two instances of a function have their weight, by node."""
+    """Where the two instances of a function have their weight, by node, once each node that has one has answered."""
     client = mesh.client()
     mesh.wait_until(lambda: client.describe(name).function.ready_instances == 2, "both instances serve")
+    nodes = {instance.node for instance in client.describe(name).instances if instance.state == "READY"}
     found: dict[str, int] = {}
 
-    def both() -> bool:
-        node, address = where(client, name)
-        found[node] = address
-        return len(found) == 2
+    def each() -> bool:
+        # So many at once that they do not all go where the weights are on a device already.
+        with ThreadPoolExecutor(AT_ONCE) as asking:
+            found.update(asking.map(lambda _: where(client, name), range(AT_ONCE)))
+        return nodes <= set(found)
 
-    mesh.wait_until(both, "both instances answer")
+    mesh.wait_until(each, "an instance of each node answers")
     return found
 
 
@@ -79,7 +83,10 @@ def test_a_model_has_the_same_addresses_everywhere_and_after_a_restart(tmp_path:
             if life:
                 mesh.restart_all()
             for name, base in bases.items():
-                assert places(mesh, name) == {"node0": base, "node1": base}
+                found = places(mesh, name)
+                assert set(found.values()) == {base}
+                # After a restart a node may get both, which it shares, before the other one is back.
+                assert life or set(found) == {"node0", "node1"}
                 assert base_of(mesh, name) == base
     finally:
         mesh.stop()
