@@ -87,7 +87,7 @@ def test_alone_a_swapped_request_takes_what_the_paper_measured(name: str) -> Non
 
 
 def backlog(late: bool, count: int, *, evicting: bool) -> list[float]:
-    """Latencies of requests that arrive together at one device, where a way of 8 ms was the last before that."""
+    """Latencies of requests that arrive together at one device, 8 ms there and back from the router; ascending."""
     model = TORPOR.model("ResNet-152")
     node = replace(TORPOR.node.alone("gpu0"), way_s=0.008)
     functions = 1
