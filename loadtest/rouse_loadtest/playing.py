@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import grpc
 
@@ -61,12 +62,14 @@ class Played:
         answers: in the order in which they came.
         sender: how late the sender itself was, which latencies include.
         seconds: from the first arrival's zero to the last answer.
+        began: that zero.
     """
 
     tallies: list[Tally]
     answers: list[Answered] = field(default_factory=list)
     sender: Tally = field(default_factory=Tally)
     seconds: float = 0.0
+    began: datetime = datetime.min
 
 
 async def play(address: str, calls: Sequence[Call], arrivals: Arrivals, timeout_s: float) -> Played:
@@ -82,6 +85,7 @@ async def play(address: str, calls: Sequence[Call], arrivals: Arrivals, timeout_
         method = channel.unary_unary(INFER, response_deserializer=functions.InferResponse.FromString)
         await asyncio.wait_for(channel.channel_ready(), timeout_s)
         began = time.perf_counter() + HEAD_START_S
+        played.began = datetime.now(UTC) + timedelta(seconds=HEAD_START_S)
         for due, function in zip(arrivals.times.tolist(), arrivals.functions.tolist(), strict=True):
             await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
             played.sender.answered(max(0.0, time.perf_counter() - began - due))

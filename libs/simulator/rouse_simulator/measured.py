@@ -1,12 +1,13 @@
 """What requests cost on a machine that was measured, step by step.
 
-Costs are kept as they were found and drawn from, so that their spread stays as it was. Steps that go on at once slow
-each other: measured under a load, that is in them. `load` and `save` are of one
+Costs are kept as they were found and drawn from, so that their spread stays as it was. What goes on at once slows each
+other: costs are told apart by how many other requests were under way when a step began. `load` and `save` are of one
 JSON object; times end in _ms.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,12 +16,14 @@ from typing import Any
 
 from rouse_simulator.profile import ProfileError
 
+# Of one step: the costs when no other request was under way, when one was, and so on; the last: so many or more.
+Levels = tuple[tuple[float, ...], ...]
 STEPS = ("way_ms", "lease_ms", "first_lease_ms", "load_ms", "run_ms", "first_run_ms", "evict_ms")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with functions of one size; milliseconds of each step as often as it was measured.
+    """A machine with functions of one size; milliseconds of each step as often as it was measured, by level.
 
     Args:
         name: what it is.
@@ -37,21 +40,21 @@ class Machine:
 
     name: str
     weights_bytes: int
-    way_ms: tuple[float, ...]
-    lease_ms: tuple[float, ...]
-    first_lease_ms: tuple[float, ...]
-    load_ms: tuple[float, ...]
-    run_ms: tuple[float, ...]
-    first_run_ms: tuple[float, ...]
-    evict_ms: tuple[float, ...]
+    way_ms: Levels
+    lease_ms: Levels
+    first_lease_ms: Levels
+    load_ms: Levels
+    run_ms: Levels
+    first_run_ms: Levels
+    evict_ms: Levels
 
     def check(self) -> None:
         """Raises ValueError naming what cannot be simulated."""
         for name in STEPS:
-            values = getattr(self, name)
-            if not values:
+            levels = getattr(self, name)
+            if not levels or not all(levels):
                 raise ValueError(f"{name}: want at least one measurement")
-            for ms in values:
+            for ms in itertools.chain(*levels):
                 if not 0 <= ms < float("inf"):
                     raise ValueError(f"{name}: one is {ms}; want 0 or more")
         if self.weights_bytes <= 0:
@@ -67,7 +70,7 @@ def load(path: Path) -> Machine:
     """Reads a machine. Raises ProfileError."""
     try:
         data: Mapping[str, Any] = json.loads(path.read_text())
-        steps = {name: tuple(float(ms) for ms in data[name]) for name in STEPS}
+        steps = {name: tuple(tuple(float(ms) for ms in level) for level in data[name]) for name in STEPS}
         machine = Machine(name=str(data["name"]), weights_bytes=int(data["weights_bytes"]), **steps)
         machine.check()
     except (KeyError, TypeError, ValueError) as error:

@@ -7,7 +7,7 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from rouse_policy.pool import Phase
 from rouse_simulator.arrivals import Arrivals
 from rouse_simulator.clock import Clock
 from rouse_simulator.functions import Function, Line, Request
-from rouse_simulator.measured import Machine
+from rouse_simulator.measured import Levels, Machine
 from rouse_simulator.profile import Model
 from rouse_simulator.results import DeviceResult, FunctionResult, Results
 
@@ -85,6 +85,8 @@ class PooledNode:
         self._state = scheduling.State()
         self._tickets = 0
         self._wake = 0
+        # Requests whose clients wait.
+        self._under_way = 0
         # Of requests that are here, the seconds of their way back; of asks, whose they are.
         self._ways: dict[int, float] = {}
         self._asks: dict[int, str] = {}
@@ -92,7 +94,7 @@ class PooledNode:
         self._busy: dict[str, float] = {}
         self.devices = {name: DeviceResult("node0", name) for name in setup.devices}
         machine = setup.machine
-        seconds = machine.run_ms[0] / 1000
+        seconds = machine.run_ms[0][0] / 1000
         # Of a model the queueing policy sees the deadline alone.
         model = Model(
             machine.name, "", machine.weights_bytes, 0, seconds, seconds, seconds, seconds, 1.0, setup.timeout_s
@@ -124,6 +126,7 @@ class PooledNode:
         function.result.arrived += 1
         self._tickets += 1
         request = Request(self._tickets, function, self.clock.now)
+        self._under_way += 1
         way = self._draw(self.setup.machine.way_ms)
         self._ways[request.ticket] = way / 2
         self._after(way / 2, self._enter, request)
@@ -168,6 +171,7 @@ class PooledNode:
     def _drop_late(self, function: Function) -> None:
         while function.waiting and function.waiting[0].deadline <= self.clock.now:
             del self._ways[self._line.take(function).ticket]
+            self._under_way -= 1
             self._line.answered(function, in_time=False)
 
     def _asked(self, ticket: int) -> None:
@@ -316,6 +320,7 @@ class PooledNode:
         self._step()
 
     def _answered(self, request: Request, device: str) -> None:
+        self._under_way -= 1
         latency = self.clock.now - request.arrived
         if latency > self.setup.timeout_s:
             return
@@ -342,8 +347,9 @@ class PooledNode:
     def _after(self, seconds: float, then: Callable[..., None], *arguments: Any) -> None:
         self.clock.at(self.clock.now + seconds, then, *arguments)
 
-    def _draw(self, measured_ms: Sequence[float]) -> float:
-        """One of the measured costs, in seconds."""
+    def _draw(self, levels: Levels) -> float:
+        """One of the costs, in seconds, that were measured beside as many other requests as there are now."""
+        measured_ms = levels[min(self._under_way, len(levels)) - 1]
         return measured_ms[int(self._random.integers(len(measured_ms)))] / 1000
 
 

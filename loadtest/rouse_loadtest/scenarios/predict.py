@@ -4,6 +4,7 @@ machine's costs and the same policies, with one device and with two."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -30,14 +31,15 @@ from rouse_simulator.results import Results
 
 FUNCTIONS, LAYERS, FIT = 12, 8, 4
 # The run that is predicted goes in parts, and stretches that costs are measured by before, between and after them: what
-# else the machine does is in both.
-PARTS, SECONDS, BETWEEN_S, SEED, OTHER_SEED = 4, 15.0, 8.0, 11, 100
+# else the machine does is in both. It is played in rounds, the same arrivals each time: of one round a single moment in
+# which the machine stands still makes the slowest 2% of the requests.
+ROUNDS, PARTS, SECONDS, BETWEEN_S, SEED, OTHER_SEED = 5, 4, 15.0, 8.0, 11, 100
 # The rate is this part of the swapped requests a second that the machine can answer with one device.
 LOAD, OBJECTIVE_TIMES, WAITS = 0.3, 4.0, 10.0
 # How often every function is asked alone, swapped in, and two functions in turn that stay.
 ROUNDS_ALONE, STAYING_ALONE = 2, 15
-# Costs are drawn: a prediction is the median of as many runs.
-RUNS = 9
+# Costs are drawn: a prediction is the median of the rounds of as many runs.
+RUNS = 3
 BAR = 0.15
 NAMES = ("p50", "p98", "swaps", "compliance")
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
@@ -56,6 +58,32 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What is played: rounds of the parts that are predicted; before each part, and last of all, another stretch.
+
+    Args:
+        functions: that have arrivals.
+        rate: requests a second.
+        seconds, between_s: of a part, and of a stretch between.
+    """
+
+    functions: int
+    rate: float
+    rounds: int
+    parts: int
+    seconds: float
+    between_s: float
+
+    def part(self, number: int) -> Arrivals:
+        """The same in each round."""
+        return traces.sped_up(self.functions, self.seconds, self.rate, SEED + number, minutes=60)
+
+    def between(self, number: int) -> Arrivals:
+        """A stretch by which costs are measured; each is another one."""
+        return traces.sped_up(self.functions, self.between_s, self.rate, OTHER_SEED + number, minutes=60)
+
+
+@dataclass(frozen=True)
 class Setting:
     """What both are given."""
 
@@ -64,8 +92,8 @@ class Setting:
     functions: Fleet
     timeout_s: float
 
-    def simulated(self, machine: Machine, before: Arrivals, parts: Sequence[Arrivals], seed: int) -> list[Results]:
-        """The parts of one run, after a stretch by which the node gets to know the functions."""
+    def simulated(self, machine: Machine, plan: Plan, seed: int) -> list[Figures]:
+        """The rounds of one run, after a stretch by which the node gets to know the functions."""
         gpu_server = load(GpuServerConfig, "gpu-server", [], self.env)
         setup = pooled.Setup(
             machine, self.devices, self.functions.objective_ms / 1000, self.timeout_s,
@@ -73,21 +101,31 @@ class Setting:
             gpu_server.policy, gpu_server.heaviness, seed,
         )  # fmt: skip
         warm, weighed = list(range(len(self.functions.names))), pooled.Weighed()
-        pooled.simulate(setup, before, warm, weighed)
-        return [
-            pooled.simulate(replace(setup, seed=seed * len(parts) + number), arrivals, warm, weighed)
-            for number, arrivals in enumerate(parts)
-        ]
+        pooled.simulate(setup, plan.between(0), warm, weighed)
+        seeds = itertools.count(seed * plan.rounds * plan.parts)
+
+        def simulated(part: int) -> Results:
+            return pooled.simulate(replace(setup, seed=next(seeds)), plan.part(part), warm, weighed)
+
+        return [_simulated([simulated(part) for part in range(plan.parts)]) for _ in range(plan.rounds)]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One number of devices: what was measured, what was predicted, and the profile."""
+    """One number of devices: what was measured and what was predicted, the figures of each round, and the profile."""
 
     setting: Setting
     machine: Machine
-    measured: Figures
-    predicted: Figures
+    rounds: Sequence[Figures]
+    simulated: Sequence[Figures]
+
+    @property
+    def measured(self) -> Figures:
+        return _median(self.rounds)
+
+    @property
+    def predicted(self) -> Figures:
+        return _median(self.simulated)
 
     def ratio(self, name: str) -> float:
         """Predicted over measured; where nothing was measured 1 if nothing was predicted either."""
@@ -97,19 +135,20 @@ class Compared:
 
 def measure(run: Run) -> Sequence[Measure]:
     """With one device, then with two."""
-    parts, seconds, between_s = (1, 8.0, 6.0) if run.quick else (PARTS, SECONDS, BETWEEN_S)
     device_bytes = FIT * LAYERS * fleet.LAYER_BYTES
-    compared, functions, rate = [], None, 0.0
+    compared, functions, plan = [], None, None
     for count in (1, 2):
         devices = {f"gpu{number}": device_bytes for number in range(count)}
         env = {"ROUSE_NODE_ROUTER_QUEUE_ORDER": "rrc", "ROUSE_NODE_ROUTER_MAX_ACQUIRES": str(count + 2)}
         flags = [flag for name in devices for flag in ("--device", f"host:{name}={device_bytes >> 20}MiB")]
         with mesh.running(run.folder, *flags, "--host-memory", "2GiB", env=env) as running:
-            if functions is None:
+            if functions is None or plan is None:
                 functions, rate = _deploy(running, run.folder)
+                sizes = (1, 1, 8.0, 6.0) if run.quick else (ROUNDS, PARTS, SECONDS, BETWEEN_S)
+                plan = Plan(FUNCTIONS, rate, *sizes)
             fleet.ready(running, functions)
             setting = Setting(devices, env, functions, WAITS * functions.objective_ms / 1000)
-            compared.append(_compare(running, setting, rate, parts, seconds, between_s))
+            compared.append(_compare(running, setting, plan))
         measured.save(run.plots / f"predict-{count}.profile.json", compared[-1].machine)
         _say(compared[-1])
     _show(run, compared)
@@ -131,39 +170,38 @@ def _deploy(running: mesh.Mesh, folder: Path) -> tuple[Fleet, float]:
     return functions, rate
 
 
-def _compare(
-    running: mesh.Mesh, setting: Setting, rate: float, parts: int, seconds: float, between_s: float
-) -> Compared:
-    """Plays the parts of the run and the stretches between them, and predicts the run by what the stretches cost."""
+def _compare(running: mesh.Mesh, setting: Setting, plan: Plan) -> Compared:
+    """Plays the rounds and the stretches between, and predicts the rounds by what the stretches cost."""
     functions = setting.functions
-    order = range(len(functions.names))
-
-    def drawn(length_s: float, seed: int) -> Arrivals:
-        return traces.sped_up(len(order), length_s, rate, seed, minutes=60)
-
-    run = [drawn(seconds, SEED + number) for number in range(parts)]
-    others = [drawn(between_s, OTHER_SEED + number) for number in range(parts + 1)]
-    stretches, live = [], []
+    stretches: list[Stretch] = []
+    rounds: list[Figures] = []
     with Asker(running, functions) as asker:
         calls = asker.calls()
 
         def played(arrivals: Arrivals) -> tuple[Played, Stretch]:
-            asker.warm(order)
-            began = datetime.now(UTC)
+            asker.warm(range(plan.functions))
             done = asyncio.run(play(running.address, calls, arrivals, setting.timeout_s))
-            return done, Stretch(began, datetime.now(UTC), done.answers)
+            return done, Stretch(done.began, datetime.now(UTC), done.answers)
 
         alone = _alone(asker)
-        for number in range(parts):
-            stretches.append(played(others[number])[1])
-            live.append(played(run[number]))
-        stretches.append(played(others[parts])[1])
+        for _ in range(plan.rounds):
+            parts = []
+            for part in range(plan.parts):
+                stretches.append(played(plan.between(len(stretches)))[1])
+                parts.append(played(plan.part(part)))
+            rounds.append(_measured(parts, running))
+            _say_round(len(rounds), rounds[-1], [one for one, _ in parts])
+        stretches.append(played(plan.between(len(stretches)))[1])
         alone += _alone(asker)
-    log = (running.folder / "logs" / "rouse.log").read_text(errors="replace").splitlines()
-    swaps = len(calibration.logged_ms(calibration.SWAPPED_IN, log, [stretch for _, stretch in live]))
-    machine = calibration.machine(f"{len(setting.devices)} device(s)", functions.bytes_each, alone, stretches, log)
-    runs = [_predicted(setting.simulated(machine, others[0], run, seed)) for seed in range(RUNS)]
-    return Compared(setting, machine, _measured([one for one, _ in live], swaps), _median(runs))
+    machine = calibration.machine(
+        f"{len(setting.devices)} device(s)", functions.bytes_each, alone, stretches, _log(running)
+    )
+    simulated = [figures for seed in range(RUNS) for figures in setting.simulated(machine, plan, seed)]
+    return Compared(setting, machine, rounds, simulated)
+
+
+def _log(running: mesh.Mesh) -> list[str]:
+    return (running.folder / "logs" / "rouse.log").read_text(errors="replace").splitlines()
 
 
 def _alone(asker: Asker) -> list[Asked]:
@@ -171,13 +209,15 @@ def _alone(asker: Asker) -> list[Asked]:
     return fleet.alone(asker, [*[*range(last + 1)] * ROUNDS_ALONE, *[last - 1, last] * STAYING_ALONE])
 
 
-def _measured(parts: Sequence[Played], swaps: int) -> Figures:
-    tallies = [together(tallies) for tallies in zip(*(part.tallies for part in parts), strict=True)]
+def _measured(parts: Sequence[tuple[Played, Stretch]], running: mesh.Mesh) -> Figures:
+    """A round of the mesh."""
+    swaps = len(calibration.logged(calibration.SWAPPED_IN, _log(running), [stretch for _, stretch in parts]))
+    tallies = [together(tallies) for tallies in zip(*(played.tallies for played, _ in parts), strict=True)]
     return _figures(tallies, swaps)
 
 
-def _predicted(parts: Sequence[Results]) -> Figures:
-    """Counted as what is measured is."""
+def _simulated(parts: Sequence[Results]) -> Figures:
+    """A round of the simulated node, counted as one of the mesh is."""
     tallies = []
     for functions in zip(*(part.functions for part in parts), strict=True):
         tally = Tally(functions[0].deadline_s)
@@ -198,20 +238,33 @@ def _figures(tallies: Sequence[Tally], swaps: int) -> Figures:
     )  # fmt: skip
 
 
-def _median(runs: Sequence[Figures]) -> Figures:
+def _median(rounds: Sequence[Figures]) -> Figures:
     p50, p98, swaps, compliance, in_time = (
-        statistics.median(getattr(one, name) for one in runs) for name in (*NAMES, "in_time")
+        statistics.median(getattr(one, name) for one in rounds) for name in (*NAMES, "in_time")
     )
-    quantiles = np.median([one.quantiles_s for one in runs], axis=0)
+    quantiles = np.median([one.quantiles_s for one in rounds], axis=0)
     return Figures(p50, p98, swaps, compliance, in_time, tuple(float(q) for q in quantiles))
+
+
+def _say_round(number: int, figures: Figures, parts: Sequence[Played]) -> None:
+    late_ms = max(part.sender.quantile_s(0.99) for part in parts) * 1000
+    print(
+        f"  round {number}: p50 {figure(figures.p50 * 1000)} ms, p98 {figure(figures.p98 * 1000)} ms, "
+        f"{figures.swaps:.0f} swaps; the sender was {late_ms:.1f} ms late (p99 of its worst part)",
+        flush=True,
+    )
 
 
 def _say(one: Compared) -> None:
     steps = ", ".join(
-        f"{step.removesuffix('_ms').replace('_', ' ')} {figure(statistics.median(getattr(one.machine, step)))}"
+        f"{step.removesuffix('_ms').replace('_', ' ')} "
+        + " | ".join(figure(statistics.median(level)) for level in getattr(one.machine, step))
         for step in measured.STEPS
     )
-    print(f"  {len(one.setting.devices)} device(s), under load: {steps} ms (medians)", flush=True)
+    print(
+        f"  {len(one.setting.devices)} device(s), under load: {steps} ms (medians; beside 0 | 1 | … other requests)",
+        flush=True,
+    )
 
 
 def _show(run: Run, compared: Sequence[Compared]) -> None:
@@ -250,4 +303,4 @@ def _measures(compared: Sequence[Compared]) -> list[Measure]:
     return found
 
 
-SCENARIO = Scenario("predict", "the simulator against a live run of this machine, one device and two", 5, measure)
+SCENARIO = Scenario("predict", "the simulator against a live run of this machine, one device and two", 18, measure)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from rouse_loadtest import calibration
-from rouse_loadtest.calibration import EVICTED, SWAPPED_IN, Stretch
+from rouse_loadtest.calibration import EVICTED, LEAST, MOST_OTHERS, SWAPPED_IN, Stretch
 from rouse_loadtest.fleet import Asked
 from rouse_loadtest.playing import Answered
 from rouse_simulator import measured
@@ -35,17 +36,31 @@ def stretch(*answers: Answered) -> Stretch:
 
 def test_every_millisecond_of_a_request_belongs_to_one_step() -> None:
     machine = calibration.machine("m", 32 << 20, ALONE, [stretch(SWAPPED, RESIDENT)], LOG)
-    assert machine.way_ms == pytest.approx((3, 2))
-    assert machine.run_ms == pytest.approx((9,))
-    assert machine.first_run_ms == pytest.approx((15,))
-    assert machine.lease_ms == pytest.approx((1,))
-    assert machine.first_lease_ms == pytest.approx((3,))
+    assert machine.way_ms[0] == pytest.approx((3, 2))
+    assert machine.run_ms[0] == pytest.approx((9,))
+    assert machine.first_run_ms[0] == pytest.approx((15,))
+    assert machine.lease_ms[0] == pytest.approx((1,))
+    assert machine.first_lease_ms[0] == pytest.approx((3,))
 
 
 def test_what_gpu_server_says_counts_where_it_ended_within_a_stretch() -> None:
-    assert calibration.logged_ms(EVICTED, LOG, [stretch()]) == (15.2,)
-    assert calibration.logged_ms(SWAPPED_IN, LOG, [stretch()]) == (44.0,)
-    assert calibration.logged_ms(SWAPPED_IN, LOG, []) == ()
+    (evicted,), (loaded,) = (calibration.logged(step, LOG, [stretch()]) for step in (EVICTED, SWAPPED_IN))
+    assert (evicted.ms, loaded.ms) == (15.2, 44.0)
+    # They began as long before as they took.
+    assert (evicted.began_s, loaded.began_s) == pytest.approx((0.0108, 0.011))
+    assert calibration.logged(SWAPPED_IN, LOG, []) == []
+
+
+def test_costs_are_told_apart_by_what_else_was_under_way() -> None:
+    later = replace(RESIDENT, due=0.03, latency_s=0.02, node_s=0.018)
+    both = stretch(SWAPPED, later)
+    assert [both.under_way(at) for at in (-0.01, 0.0, 0.03, 0.049, 0.05, 0.06)] == [0, 1, 2, 2, 1, 0]
+    assert calibration.levels([(0, 1.0), (2, 5.0), (0, 2.0)]) == ((1.0, 2.0, 5.0),), "too few to be told apart"
+    busy = [(2, float(number)) for number in range(LEAST)]
+    assert calibration.levels([(-1, 1.0), (0, 2.0), *busy]) == (
+        (1.0, 2.0), tuple(ms for _, ms in busy), tuple(ms for _, ms in busy),
+    )  # fmt: skip
+    assert len(calibration.levels([(99, 1.0)] * LEAST)) == MOST_OTHERS + 1
 
 
 def test_a_profile_is_saved_and_read_again(tmp_path: Path) -> None:

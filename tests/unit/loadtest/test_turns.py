@@ -81,7 +81,7 @@ def test_a_simulated_run_is_counted_as_a_live_one() -> None:
     functions[0].latencies_s.extend([0.1, 0.1, 0.3])
     functions[1].latencies_s.extend([0.1, 0.1])
     part = Results(functions, [DeviceResult("n", "gpu0", swaps_host=3)], 1.0)
-    figures = predict._predicted([part, part])
+    figures = predict._simulated([part, part])
     # Of twelve requests two were late and two never answered; the first function missed its objective.
     assert (figures.swaps, figures.compliance) == (6, 0.5)
     assert figures.in_time == pytest.approx(8 / 12)

@@ -23,7 +23,8 @@ from rouse_simulator.results import Results
 
 def costing(way: float, lease: float, load: float, run: float, first_run: float, evict: float = 5.0) -> Machine:
     """A machine whose steps always take as long, in milliseconds. Two models fit on a device."""
-    return Machine("made up", 10, (way,), (lease,), (lease + 1,), (load,), (run,), (first_run,), (evict,))
+    steps = (way, lease, lease + 1, load, run, first_run, evict)
+    return Machine("made up", 10, *(((ms,),) for ms in steps))
 
 
 MACHINE = costing(way=4, lease=2, load=50, run=10, first_run=15)
@@ -60,6 +61,15 @@ def test_a_device_loads_the_next_model_while_it_executes() -> None:
     assert latencies_ms(results, 1) == pytest.approx([252], abs=0.01)
 
 
+def test_a_step_costs_what_it_did_beside_as_many_other_requests() -> None:
+    slower = replace(LONG, run_ms=((100.0,), (150.0,), (300.0,)))
+    # One alone; of two at once each finds the other under way; the last of four still finds three.
+    for together, costs in ((1, [100]), (2, [150, 150]), (4, [300, 300, 300, 300])):
+        coming = arriving([(0.0, number) for number in range(together)])
+        results = simulate(setup(4, slower), coming, warm=[0, 1, 2, 3])
+        assert [latencies_ms(results, number)[0] for number in range(together)] == pytest.approx(costs, abs=0.01)
+
+
 def test_two_devices_execute_at_once_and_one_does_not() -> None:
     coming = arriving([(0.0, 0), (0.0, 1)])
     one, two = (simulate(setup(devices, LONG), coming, warm=[0, 1]) for devices in (1, 2))
@@ -90,7 +100,9 @@ def test_clients_that_give_up_are_not_answered_and_hold_nobody_up() -> None:
 def test_every_request_ends_once_and_memory_is_never_overcommitted(
     coming: list[tuple[float, int]], devices: int, order: queueing.Order, seed: int
 ) -> None:
-    machine = Machine("m", 10, (4, 1), (2, 1), (3,), (50, 20), (10, 30), (15, 8), (5, 30))
+    machine = Machine(
+        "m", 10, ((4, 1), (8,)), ((2, 1),), ((3,),), ((50, 20),), ((10, 30), (20,)), ((15, 8),), ((5, 30),)
+    )
     made = replace(setup(devices, machine, timeout_s=600.0, order=order), seed=seed)
     clock = Clock()
     node = PooledNode(made, clock, 8)
@@ -133,7 +145,7 @@ def test_what_swaps_slow_down_is_known_as_heavy_and_stays_so_for_the_next_run() 
 
 @pytest.mark.parametrize(
     ("field", "value", "named"),
-    [("weights_bytes", 0, "weights_bytes"), ("run_ms", [1.0, -1.0], "run_ms"), ("evict_ms", [], "evict_ms")],
+    [("weights_bytes", 0, "weights_bytes"), ("run_ms", [[1.0], [-1.0]], "run_ms"), ("evict_ms", [[]], "evict_ms")],
 )
 def test_a_profile_that_cannot_be_is_refused(tmp_path: Path, field: str, value: object, named: str) -> None:
     path = tmp_path / "machine.json"
