@@ -12,7 +12,7 @@ from pathlib import Path
 from rouse_common.config import ConfigError, parse_address, parse_size
 
 DEVICE = re.compile(r"(?P<kind>[a-z]+):(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,31})=(?P<size>.+)")
-DEVICE_KINDS = ("host",)
+HOST, CUDA = DEVICE_KINDS = ("host", "cuda")
 # Instead of an address: the gateway serves gRPC alone.
 NO_HTTP = "off"
 MAX_NODES = 64
@@ -66,16 +66,26 @@ class MeshOptions:
             raise ConfigError(f"--nodes={self.nodes}: want 1 to {MAX_NODES}")
         if len(self.devices) > MAX_DEVICES:
             raise ConfigError(f"--device is given {len(self.devices)} times: want {MAX_DEVICES} at most")
-        names = [device.name for device in self.parsed_devices()]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"--device: two devices are named {name}")
+        self._validate_devices()
         if self.host_memory:
             parse_size(self.host_memory, "--host-memory")
         if self.listen:
             parse_address(self.listen, "--listen")
         if self.http_listen not in ("", NO_HTTP):
             parse_address(self.http_listen, "--http")
+
+    def _validate_devices(self) -> None:
+        names = [device.name for device in self.parsed_devices()]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"--device: two devices are named {name}")
+        kinds = {device.kind for device in self.parsed_devices()}
+        if len(kinds) > 1:
+            raise ConfigError(f"--device: a node has devices of one kind, and these are {' and '.join(sorted(kinds))}")
+        if CUDA in kinds and not self.executors:
+            raise ConfigError("--device=cuda:…: only native executors compute on CUDA; start with --executors")
+        if CUDA in kinds and self.nodes > 1:
+            raise ConfigError(f"--nodes={self.nodes}: nodes do not share CUDA devices; start one node")
 
     def parsed_devices(self) -> list[Device]:
         """The devices of every node. Raises ConfigError."""
@@ -88,7 +98,8 @@ class MeshOptions:
     @property
     def memory_bytes(self) -> int:
         """What all nodes together may keep in memory files."""
-        each = sum(device.capacity_bytes for device in self.parsed_devices()) + self.host_memory_bytes
+        devices = sum(device.capacity_bytes for device in self.parsed_devices() if device.kind == HOST)
+        each = devices + self.host_memory_bytes
         return self.nodes * each
 
 

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -148,6 +149,13 @@ Status Compute::zero(const c10::Storage& storage) const {
     const c10::InferenceMode mode;
     bytes_of(storage, 0, storage.nbytes()).zero_();
   });
+}
+
+Status Compute::trim() const {
+  // Ours are told what to keep; the device's own, if it keeps anything.
+  auto* const keeping = host() ? nullptr : dynamic_cast<c10::DeviceAllocator*>(allocator());
+  if (keeping == nullptr) return {};
+  return guarded([&] { keeping->emptyCache(); });
 }
 
 Status Compute::synchronize() const {

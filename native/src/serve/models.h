@@ -48,6 +48,8 @@ class Models {
   // Bytes given back; 0 where it was not mapped. When it returns, nothing is written to the range any more. MODEL_BUSY
   // where its swap does not end in time; then it is still mapped.
   Answer<uint64_t> unmap(const std::string& version_id);
+  // Gives memory that is kept for the next model back to the device.
+  Status trim() { return space_.trim(); }
   std::optional<MappedModel> find(const std::string& version_id) const;
   SwapInfo swap(const std::string& version_id) const;
   MemoryInfo memory() const;

@@ -21,6 +21,7 @@
 #include "rouse/executor/compute.h"
 #include "rouse/executor/session.h"
 #include "rouse/executor/warm_up.h"
+#include "rouse/serve/log.h"
 #include "rouse/tape/recorder.h"
 #include "tenant.h"
 
@@ -157,7 +158,14 @@ class TorchBackend : public Backend {
   }
   Answer<uint64_t> unmap_model(const std::string& version_id) override {
     replays_.drop(version_id);
-    return models_->unmap(version_id);
+    const Answer<uint64_t> unmapped = models_->unmap(version_id);
+    if (std::holds_alternative<uint64_t>(unmapped) && !where_.compute.host()) {
+      // Other executors have the same device: what this one keeps is theirs to use. On the CPU the device is its own.
+      Status trimmed = models_->trim();
+      if (trimmed.ok()) trimmed = where_.compute.trim();
+      if (!trimmed.ok()) log_warning("memory stays with version " + version_id + ": " + trimmed.text());
+    }
+    return unmapped;
   }
   Answer<std::vector<TapeInfo>> load_tapes(const std::string& version_id, const std::vector<TapeFile>& files) override {
     const std::optional<MappedModel> model = models_->find(version_id);

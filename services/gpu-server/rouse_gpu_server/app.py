@@ -16,12 +16,13 @@ from rouse_common.errors import Unavailable
 from rouse_common.link import Links, LinkServer
 from rouse_common.rpc import Channels, RpcServer
 from rouse_contracts import device as contract
-from rouse_gpu_server.adapters import cores, memory_dir
+from rouse_gpu_server.adapters import cores, cuda_driver, memory_dir
 from rouse_gpu_server.adapters.coordinator import CoordinatorClient
 from rouse_gpu_server.adapters.disk import Disk
 from rouse_gpu_server.adapters.executors import ExecutorClient
 from rouse_gpu_server.adapters.images import Images
 from rouse_gpu_server.adapters.repository import RepositoryClient
+from rouse_gpu_server.backends.cuda import CudaBackend
 from rouse_gpu_server.backends.fabric import Fabric
 from rouse_gpu_server.backends.host import HostBackend
 from rouse_gpu_server.config import GpuServerConfig
@@ -41,7 +42,7 @@ from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.service import DeviceService, LeaseLink
 from rouse_gpu_server.state.ledger import PAGE_BYTES, Ledger
 from rouse_gpu_server.state.pool import Pool
-from rouse_gpu_server.state.records import Device
+from rouse_gpu_server.state.records import CUDA, HOST, Device
 from rouse_gpu_server.state.waiting import WaitingList
 from rouse_gpu_server.state.wakeup import Wakeup
 
@@ -84,7 +85,8 @@ class GpuServer:
                 left.unlink()
         devices = {}
         for spec in self._config.devices:
-            backend = HostBackend(spec.name, self._memory / spec.name)
+            made = HostBackend if spec.kind == HOST else CudaBackend
+            backend = made(spec.name, self._memory / spec.name)
             freed = backend.purge()
             capacity = spec.capacity_bytes // PAGE_BYTES * PAGE_BYTES
             devices[spec.name] = Device(spec.name, spec.kind, Ledger(spec.name, capacity), backend)
@@ -96,7 +98,7 @@ class GpuServer:
     def _images(self) -> Images:
         """The host tier's folder, once it is known that devices and host copies fit beside each other."""
         images = Images(self._memory / "host")
-        sizes = {spec.name: spec.capacity_bytes for spec in self._config.devices}
+        sizes = {spec.name: spec.capacity_bytes for spec in self._config.devices if spec.kind == HOST}
         memory_dir.check_room(self._memory, sizes, self._config.host_bytes, images.used_bytes())
         return images
 
@@ -209,23 +211,29 @@ class GpuServer:
         if not config.executors:
             yield
             return
-        cores.check_built()
+        program = cores.program(config.executor_program)
+        if not config.executor_program:
+            cuda_driver.check([spec.name for spec in config.devices if spec.kind == CUDA])
         settings = {
-            spec.name: cores.settings(spec.name, number, self._memory, spec.capacity_bytes, config.default_threads)
+            spec.name: cores.settings(
+                spec, number, self._memory, config.default_threads, program, config.wiring.device_rates.get(spec.name)
+            )
             for number, spec in enumerate(config.devices)
         }
         links = Links(config.max_message_mib << 20)
         try:
+            shared = {spec.name: settings[spec.name] for spec in config.devices if spec.kind == HOST}
+            # On CUDA every version has an executor of its own.
             own = cores.OwnCores(
-                settings, links, config.attach_limit_s, background,
+                settings, links, config.attach_limit_s, 0 if shared else config.executors_kept, background,
                 lambda device, version_id, reason: on_lost(device, reason, version_id),
             )  # fmt: skip
 
             def shared_lost(device: str, reason: str) -> None:
                 on_lost(device, reason, "")
 
-            async with cores.running(settings, links, config.attach_limit_s, shared_lost) as started:
-                sessions.start(started, own)
+            async with cores.running(shared, links, config.attach_limit_s, shared_lost) as started:
+                sessions.start(started, own, [spec.name for spec in config.devices])
                 yield
         finally:
             await links.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rouse_common.config import ConfigError, ServiceConfig, option, parse_address, parse_size
 from rouse_gpu_server import wiring
+from rouse_gpu_server.state.records import CUDA, KINDS
 from rouse_gpu_server.wiring import Wiring
 from rouse_policy import eviction, heaviness, interference, tiering
 from rouse_policy.scheduling import DISK, HOST, Binding, Settings
@@ -33,10 +34,8 @@ def parse_device(text: str) -> DeviceSpec:
     if match is None:
         raise ConfigError(f"--device={text}: want KIND:NAME=SIZE, as host:cpu0=2GiB")
     kind, name = match["kind"], match["name"]
-    if kind == "cuda":
-        raise ConfigError(f"--device={text}: devices of kind cuda are not implemented in this build; use host:{name}=…")
-    if kind != "host":
-        raise ConfigError(f"--device={text}: unknown kind '{kind}'; want host")
+    if kind not in KINDS:
+        raise ConfigError(f"--device={text}: unknown kind '{kind}'; want {' or '.join(KINDS)}")
     if name in RESERVED_NAMES:
         raise ConfigError(f"--device={text}: '{name}' is a reserved name; choose another")
     return DeviceSpec(kind, name, parse_size(match["size"], f"--device={kind}:{name}"))
@@ -50,7 +49,9 @@ class GpuServerConfig(ServiceConfig):
     )
     model_repository: str = option("127.0.0.1:7002", "address of model-repository")
     coordinator: str = option("127.0.0.1:7012", "address of this node's coordinator")
-    device: tuple[str, ...] = option(("host:cpu0=2GiB",), "a device, KIND:NAME=SIZE; repeat for more")
+    device: tuple[str, ...] = option(
+        ("host:cpu0=2GiB",), "a device, KIND:NAME=SIZE; repeat for more. cuda: the driver's devices, in its order"
+    )
     topology: str = option("", "TOML file of how the devices are connected; empty: no link is shared or limited")
     memory_dir: str = option("/dev/shm/rouse", "folder on a tmpfs for host copies and device memory")  # noqa: S108
     cache_dir: str = option("/var/tmp/rouse/cache", "folder for the node's disk tier")  # noqa: S108
@@ -60,6 +61,11 @@ class GpuServerConfig(ServiceConfig):
     executors: bool = option(
         False, "start a native executor for each device, for functions with execution = 'rouse' (docs/native.md)"
     )
+    executor_program: str = option("", "the native executor, a program; empty: the one that was built here")
+    executors_kept: int = option(
+        4, "native executors that a CUDA device keeps after their version has left it, each with a context there",
+        low=0, high=1024,
+    )  # fmt: skip
     max_waiting: int = option(1024, "requests that may wait for a device", low=1, high=100_000)
     min_residency_ms: int = option(250, "how long a hot model stays after its load, ms", low=0, high=60_000)
     patience_ms: int = option(500, "after so long a request that needs memory is overdue, ms", low=1, high=600_000)
@@ -120,6 +126,12 @@ class GpuServerConfig(ServiceConfig):
         for what, folder in (("--memory-dir", self.memory_dir), ("--cache-dir", self.cache_dir)):
             if not Path(folder).is_absolute():
                 raise ConfigError(f"{what}={folder}: want an absolute path")
+        if len(kinds := {spec.kind for spec in self.devices}) > 1:
+            raise ConfigError(
+                f"--device: one node has devices of one kind, and these are {' and '.join(sorted(kinds))}"
+            )
+        if CUDA in kinds and not self.executors:
+            raise ConfigError("--device=cuda:…: only native executors compute on CUDA; start with --executors")
         _ = self.host_bytes, self.cache_bytes, self.wiring
 
     @property

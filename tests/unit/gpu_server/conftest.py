@@ -82,6 +82,9 @@ class NobodyIsolated:
     async def end(self, device: str, version_id: str) -> None:
         raise AssertionError(f"{version_id} is not isolated")
 
+    async def forget(self, version_id: str) -> None:
+        """None was kept."""
+
 
 class Neighbours:
     """Executors, coordinator and repository; `fail` names calls that fail once when they come next."""
@@ -277,7 +280,7 @@ class Bench:
         await self.stager.recover()
         shelf = TapedShelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0", lambda _: ())
         sessions = Sessions(self.folder, shelf, background)
-        sessions.start(self.cores, NobodyIsolated())
+        sessions.start(self.cores, NobodyIsolated(), list(self.cores))
         self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)
         self.swapper = Swapper(
             pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0],

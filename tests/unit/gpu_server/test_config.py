@@ -28,7 +28,6 @@ def test_devices_come_by_flag_or_environment() -> None:
         ("host:cpu0=much", "want a size"),
         ("host:cpu0=0", "above zero"),
         ("host:host=1GiB", "reserved name"),
-        ("cuda:gpu0=16GiB", "not implemented in this build"),
         ("tpu:t=1GiB", "unknown kind 'tpu'"),
     ],
 )
@@ -43,6 +42,11 @@ def test_a_bad_device_is_named(text: str, message: str) -> None:
     ("flags", "message"),
     [
         (["--device", "host:a=1GiB", "--device", "host:a=2GiB"], "'a' is named 2 times"),
+        (
+            ["--device", "host:a=1GiB", "--device", "cuda:b=2GiB", "--executors", "true"],
+            "of one kind, and these are cuda and",
+        ),
+        (["--device", "cuda:gpu0=16GiB"], "only native executors compute on CUDA"),
         (["--host-memory", "plenty"], "--host-memory=plenty"),
         (["--cache-size", "-1"], "--cache-size=-1"),
         (["--memory-dir", "here"], "want an absolute path"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rouse_common.errors import FailedPrecondition, ResourceExhausted, Unavailable, Unimplemented
+from rouse_common.errors import FailedPrecondition, Unavailable, Unimplemented
 from rouse_contracts import core, tapes
 from rouse_contracts.functions import (
     EXECUTOR_ISOLATION_ISOLATED,
@@ -30,8 +30,7 @@ class CoreDouble:
         self.link, self.recording = "unix:core", False
         self.served = False
         self.orders: list[Path | None] = []
-        # How many versions it has room for.
-        self.room, self.mapped = 9, 0
+        self.attachments: list[str] = []
 
     def _note(self, what: str, whom: str) -> None:
         self.calls.append((what, whom))
@@ -53,15 +52,12 @@ class CoreDouble:
     ) -> None:
         assert self.served
         self._note("map", version_id)
-        if self.mapped >= self.room:
-            raise ResourceExhausted("DEVICE_MEMORY_FULL", "no room")
-        self.mapped += 1
+        self.attachments.append(attachment_id)
         self.orders.append(order)
 
     async def unmap_model(self, version_id: str) -> None:
         assert self.served
         self._note("unmap", version_id)
-        self.mapped = max(0, self.mapped - 1)
 
     async def open_session(
         self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
@@ -97,6 +93,9 @@ class OwnDouble:
 
     async def end(self, device: str, version_id: str) -> None:
         del self.cores[device, version_id]
+
+    async def forget(self, version_id: str) -> None:
+        self.forgotten = version_id
 
 
 class ShelfDouble:
@@ -151,19 +150,28 @@ def instance(name: str) -> Any:
     return Thing(instance_id=name, pid=1)
 
 
-RESIDENT: Any = Thing(device=Thing(name="d0", lease=None), segment=Segment(Path("image"), 5), model=model())
+def on_device(version: Any) -> Any:
+    return Thing(device=Thing(name="d0"), segment=Segment(Path("image"), 5, in_core=True), model=version)
 
 
-async def test_a_version_is_mapped_once_and_unmapped_with_its_last_session(tmp_path: Path) -> None:
+RESIDENT = on_device(model())
+
+
+async def test_a_version_is_mapped_as_long_as_it_is_on_the_device(tmp_path: Path) -> None:
     native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
-    first = await sessions.open(instance("i1"), model(), RESIDENT, "a1")
-    second = await sessions.open(instance("i2"), model(), RESIDENT, "a2")
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
+    assert sessions.in_core(RESIDENT.model)
+    await sessions.bring(RESIDENT, "")
+    await sessions.bring(RESIDENT, "")
+    first = await sessions.open(instance("i1"), RESIDENT)
+    second = await sessions.open(instance("i2"), RESIDENT)
     assert first != second
     await sessions.close("i1")
     await sessions.close("i1")
     await sessions.close("i2")
+    await sessions.unmap(RESIDENT)
+    await sessions.unmap(RESIDENT)
     v = "v" * 64
     assert native.calls == [
         ("unmap", v), ("map", v), ("open", "i1"), ("open", "i2"), ("close", "i1"), ("close", "i2"), ("unmap", v),
@@ -173,22 +181,22 @@ async def test_a_version_is_mapped_once_and_unmapped_with_its_last_session(tmp_p
 async def test_sessions_of_an_executor_that_ended_are_over(tmp_path: Path) -> None:
     native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
-    await sessions.open(instance("i1"), model(), RESIDENT, "a1")
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
+    await sessions.open(instance("i1"), RESIDENT)
     assert sessions.lost("other") == []
     assert sessions.lost("d0") == ["i1"]
     native.calls.clear()
     await sessions.close("i1")
     assert native.calls == []
-    await sessions.open(instance("i1"), model(), RESIDENT, "a2")
+    await sessions.open(instance("i1"), RESIDENT)
     assert [what for what, _ in native.calls] == ["unmap", "map", "open"]
 
 
 async def test_what_cannot_be_closed_is_forgotten_all_the_same(tmp_path: Path) -> None:
     native, sessions = CoreDouble(), sessions_of(tmp_path)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
-    await sessions.open(instance("i1"), model(), RESIDENT, "a1")
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
+    await sessions.open(instance("i1"), RESIDENT)
     native.failure = Unavailable("LINK_LOST", "it is gone")
     await sessions.close("i1")
     assert sessions.lost("d0") == []
@@ -200,7 +208,7 @@ async def test_without_an_executor_a_redirected_version_cannot_be_attached(tmp_p
     assert not sessions.wanted(model(Execution.EXECUTION_PLAIN), RESIDENT)
     assert not sessions.wanted(model(), None)
     with pytest.raises(Unimplemented) as caught:
-        await sessions.open(instance("i1"), model(), RESIDENT, "a1")
+        await sessions.open(instance("i1"), RESIDENT)
     assert caught.value.reason == "EXECUTION_UNAVAILABLE"
 
 
@@ -214,16 +222,20 @@ def lease(version: Any) -> Any:
 async def test_a_mapped_version_gets_the_node_s_tapes_and_new_ones(tmp_path: Path) -> None:
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X, bad="x:FP32:9;>y;#0"), model()
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
     assert sessions.access(lease(one)) is None
-    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    await sessions.open(instance("i1"), on_device(one))
     assert native.recording
     assert native.calls[-2:] == [("load", "first"), ("open", "i1")]
     assert native.orders == [Path("first")]
     access = sessions.access(lease(one))
     assert access is not None
     # Of the mapping's own attachment, whichever instance the lease is for; without the tape that was refused.
-    assert (access.link, access.lease_id, list(access.keys)) == ("unix:core", "a1/7", ["x:FP32:2,3;"])
+    assert (access.link, access.lease_id, list(access.keys)) == (
+        "unix:core",
+        f"{native.attachments[-1]}/7",
+        ["x:FP32:2,3;"],
+    )
     shelf: Any = sessions._shelf
     shelf.names["second"] = Y
     native.calls.clear()
@@ -245,11 +257,11 @@ async def test_without_an_instance_a_version_is_mapped_for_the_tapes_that_are_as
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, **names, bad="x:FP32:99;>y;#0"), model()
     key, wanted = f"x:FP32:{2 * AT_ONCE};", f"t{2 * AT_ONCE - 1}"
     assert not sessions.answers(one, key), "there is no executor"
-    sessions.start({"d0": native}, OwnDouble())
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
     assert sessions.answers(one, key)
     assert not sessions.answers(one, "x:FP32:1000;")
     assert not sessions.mapped_with(RESIDENT, key)
-    await sessions.map_tapes(one, RESIDENT, key)
+    await sessions.map_tapes(on_device(one), key)
     assert [what for what, _ in native.calls[:2]] == ["unmap", "map"]
     assert native.calls[2] == ("load", wanted)
     assert native.orders == [Path(wanted)], "what this request needs first comes first"
@@ -257,10 +269,10 @@ async def test_without_an_instance_a_version_is_mapped_for_the_tapes_that_are_as
     assert sessions.answers(one, key)
     # The others follow, and nothing is loaded twice.
     await BACKGROUND.started.pop()
-    await sessions.map_tapes(one, RESIDENT, key)
+    await sessions.map_tapes(on_device(one), key)
     assert len([1 for what, _ in native.calls if what == "load"]) == len(names)
     with pytest.raises(Unavailable) as caught:
-        await sessions.map_tapes(one, RESIDENT, "x:FP32:99;")
+        await sessions.map_tapes(on_device(one), "x:FP32:99;")
     assert caught.value.reason == "NO_TAPE"
     one.version.spec.tapes = False
     assert not sessions.answers(one, key)
@@ -269,9 +281,9 @@ async def test_without_an_instance_a_version_is_mapped_for_the_tapes_that_are_as
 async def test_what_was_given_up_is_unmapped_unless_an_instance_computes_there(tmp_path: Path) -> None:
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X), model()
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
-    await sessions.map_tapes(one, RESIDENT, "x:FP32:2,3;")
-    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
+    await sessions.map_tapes(on_device(one), "x:FP32:2,3;")
+    await sessions.open(instance("i1"), on_device(one))
     assert [what for what, _ in native.calls].count("map") == 1
     native.calls.clear()
     await sessions.unmap(RESIDENT, unless_open=True)
@@ -283,40 +295,12 @@ async def test_what_was_given_up_is_unmapped_unless_an_instance_computes_there(t
     assert sessions.access(lease(one)) is None
 
 
-async def test_where_the_executor_has_no_room_those_that_nobody_computes_with_are_unmapped(tmp_path: Path) -> None:
-    native, sessions, key = CoreDouble(), sessions_of(tmp_path, first=X), "x:FP32:2,3;"
-    (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
-    models = {name: model() for name in "abcd"}
-    for name, each in models.items():
-        each.version.version_id = each.version_id = name
-    device: Any = Thing(name="d0", lease=None)
-    residents: Any = {n: Thing(device=device, segment=RESIDENT.segment, model=m) for n, m in models.items()}
-    await sessions.open(instance("i1"), models["a"], residents["a"], "a1")
-    for name in "bc":
-        # What is unmapped first, to begin anew, was never mapped.
-        native.mapped += 1
-        await sessions.map_tapes(models[name], residents[name], key)
-    native.room, native.mapped = 3, 4
-    sessions.access(lease(models["b"]))
-    native.calls.clear()
-    # One has a session and one was used later.
-    await sessions.map_tapes(models["d"], residents["d"], key)
-    assert native.calls == [("unmap", "d"), ("map", "d"), ("unmap", "c"), ("map", "d"), ("load", "first")]
-    # And one executes.
-    native.room, native.mapped, device.lease = 0, 0, Thing(model=models["b"])
-    native.calls.clear()
-    with pytest.raises(ResourceExhausted):
-        await sessions.map_tapes(models["c"], residents["c"], key)
-    assert native.calls == [("unmap", "c"), ("map", "c"), ("unmap", "d"), ("map", "c")]
-
-
 async def test_an_attachment_waits_for_a_few_tapes_only(tmp_path: Path) -> None:
     names = {f"t{i}": f"x:FP32:{i + 1};>y;#0" for i in range(3 * AT_ONCE)}
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, **names), model()
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
-    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
+    await sessions.open(instance("i1"), on_device(one))
     assert [what for what, _ in native.calls].count("load") == AT_ONCE
     await BACKGROUND.started.pop()
     assert [whom for what, whom in native.calls if what == "load"] == list(names)
@@ -330,12 +314,12 @@ async def test_an_attachment_waits_for_a_few_tapes_only(tmp_path: Path) -> None:
 async def test_tapes_of_an_executor_that_ended_are_loaded_anew(tmp_path: Path) -> None:
     native, sessions, one = CoreDouble(), sessions_of(tmp_path, first=X), model()
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
-    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
+    await sessions.open(instance("i1"), on_device(one))
     sessions.lost("d0")
     assert sessions.access(lease(one)) is None
     native.calls.clear()
-    await sessions.open(instance("i1"), one, RESIDENT, "a2")
+    await sessions.open(instance("i1"), on_device(one))
     assert ("load", "first") in native.calls
 
 
@@ -343,8 +327,8 @@ async def test_what_the_manifest_keeps_from_tapes_is_not_recorded(tmp_path: Path
     native, sessions, one = CoreDouble(), sessions_of(tmp_path), model()
     one.version.spec.tapes = False
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": native}, OwnDouble())
-    await sessions.open(instance("i1"), one, RESIDENT, "a1")
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
+    await sessions.open(instance("i1"), on_device(one))
     assert not native.recording
 
 
@@ -358,13 +342,11 @@ def isolated(version_id: str) -> Any:
 async def test_an_isolated_version_has_an_executor_of_its_own_while_it_is_mapped(tmp_path: Path) -> None:
     shared, own, sessions = CoreDouble(), OwnDouble(), sessions_of(tmp_path, first=X)
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": shared}, own)
+    sessions.start({"d0": shared}, own, ["d0"])
     one, other = isolated("one"), isolated("other")
-    where: Any = {
-        each: Thing(device=Thing(name="d0"), segment=Segment(Path("i"), 5), model=each) for each in (one, other)
-    }
-    await sessions.open(instance("i1"), one, where[one], "a1")
-    await sessions.map_tapes(other, where[other], "x:FP32:2,3;")
+    where = {each: on_device(each) for each in (one, other)}
+    await sessions.open(instance("i1"), where[one])
+    await sessions.map_tapes(where[other], "x:FP32:2,3;")
     mine = own.cores["d0", "one"]
     assert [what for what, _ in mine.calls] == ["map", "load", "open"]
     assert [what for what, _ in own.cores["d0", "other"].calls] == ["map", "load"]
@@ -377,7 +359,7 @@ async def test_an_isolated_version_has_an_executor_of_its_own_while_it_is_mapped
     assert not sessions.mapped_with(where[other], "x:FP32:2,3;")
     assert sessions.mapped_with(where[one], "x:FP32:2,3;")
     assert sessions.lost("d0", "one") == ["i1"]
-    await sessions.open(instance("i1"), one, where[one], "a2")
+    await sessions.open(instance("i1"), where[one])
     assert own.cores["d0", "one"] is mine
     await sessions.close("i1")
     for each in (one, other):
@@ -389,12 +371,12 @@ async def test_an_isolated_version_has_an_executor_of_its_own_while_it_is_mapped
 async def test_an_executor_of_its_own_ends_even_where_nothing_could_be_mapped(tmp_path: Path) -> None:
     own, sessions, one = OwnDouble(), sessions_of(tmp_path), isolated("one")
     (tmp_path / ".x").mkdir()
-    sessions.start({"d0": CoreDouble()}, own)
-    resident: Any = Thing(device=Thing(name="d0"), segment=Segment(Path("i"), 5), model=one)
+    sessions.start({"d0": CoreDouble()}, own, ["d0"])
+    resident = on_device(one)
     core = own.start("d0", "one")
     core.failure = Unavailable("EXECUTOR_DOWN", "it does not start")
     own.start = lambda device, version_id: core  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
-        await sessions.open(instance("i1"), one, resident, "a1")
+        await sessions.open(instance("i1"), resident)
     await sessions.unmap(resident)
     assert not own.cores

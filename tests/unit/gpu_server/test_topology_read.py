@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rouse_common.config import ConfigError
 from rouse_common.errors import FailedPrecondition
 from rouse_gpu_server import topology, wiring
-from rouse_gpu_server.adapters import pci
+from rouse_gpu_server.adapters import cuda_driver, pci
 from rouse_gpu_server.adapters.nvml import End, NvLink
 from rouse_gpu_server.logic.machine import connect
 from rouse_gpu_server.wiring import Wiring
@@ -191,3 +192,12 @@ def test_no_pair_has_more_than_either_of_its_devices(found: dict[str, list[NvLin
         assert 0 < rate <= min(sum(link.bytes_s or 0 for link in found[addresses[name]]) for name in (one, other))
     written = Wiring(machine.topology, (None,) * len(machine.topology.switches))
     assert wiring.parse(tomllib.loads(wiring.write(written)), list(addresses)) == written
+
+
+def test_devices_that_the_driver_does_not_show_are_named(library: str) -> None:
+    cuda_driver.check([], "libnothing-of-the-kind.so.1")
+    cuda_driver.check(["a", "b", "c", "d"], library)
+    with pytest.raises(ConfigError, match="--device=cuda:e: 5 are asked for, and the driver shows 4"):
+        cuda_driver.check(["a", "b", "c", "d", "e"], library)
+    with pytest.raises(ConfigError, match=r"cuda:a: .*install the devices' driver"):
+        cuda_driver.check(["a"], "libnothing-of-the-kind.so.1")

@@ -44,6 +44,8 @@ class Compute {
   // The first `bytes`.
   Status copy(const c10::Storage& to, const c10::Storage& from, std::uint64_t bytes) const;
   Status zero(const c10::Storage& storage) const;
+  // Gives memory that the device's allocator keeps for the next storage back to the device.
+  Status trim() const;
   // Waits until all is done that this thread had the device do. FAILED: something of it was not; see
   // Engine for whose error that is.
   Status synchronize() const;

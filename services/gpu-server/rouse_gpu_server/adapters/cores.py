@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
+import os
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from rouse_common.config import ConfigError
+from rouse_common.errors import RouseError
 from rouse_common.link import Links
 from rouse_contracts import core
+from rouse_gpu_server.config import DeviceSpec
 from rouse_gpu_server.logic.work import Background
+from rouse_gpu_server.state.ledger import PIECE_BYTES, round_up
 from rouse_native.executor import ExecutorProcess, ExecutorSettings
 
+LOG = logging.getLogger(__name__)
 START_S = 30.0
 SOCKETS = ".x"
 
@@ -102,47 +109,87 @@ class NativeCore:
         await self._process.client.load_tapes(version_id, [tape], self._limit_s)
 
 
+@dataclass(frozen=True)
+class _Running:
+    core: NativeCore
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+
+
 class OwnCores:
-    """Executors that isolated versions have for themselves, each as long as it is wanted.
+    """Executors that single versions have for themselves.
+
+    One whose model has left the device may be kept without it, where a process takes far longer to start than a model
+    to be mapped. It serves no other version.
 
     Args:
-        shared: settings of the devices' executors, by name.
+        settings: of the devices' executors, by name.
         limit_s: how long a call may take.
+        kept: how many stay so on each device, those that were used last.
         on_lost: called with device, version and reason when one ended without being asked to; it is started again.
     """
 
     def __init__(
         self,
-        shared: Mapping[str, ExecutorSettings],
+        settings: Mapping[str, ExecutorSettings],
         links: Links,
         limit_s: float,
+        kept: int,
         background: Background,
         on_lost: Callable[[str, str, str], None],
     ) -> None:
-        self._shared, self._links, self._limit_s = shared, links, limit_s
+        self._settings, self._links, self._limit_s, self._most_kept = settings, links, limit_s, kept
         self._background, self._on_lost = background, on_lost
-        self._running: dict[tuple[str, str], tuple[asyncio.Event, asyncio.Task[None]]] = {}
+        self._used: dict[tuple[str, str], _Running] = {}
+        self._kept: dict[str, OrderedDict[str, _Running]] = {device: OrderedDict() for device in settings}
 
     def start(self, device: str, version_id: str) -> Core:
-        """An executor of the version on the device, which begins to start."""
-        shared = self._shared[device]
-        folder = shared.folder / f"own-{hashlib.sha256(version_id.encode()).hexdigest()[:16]}"
+        """An executor of the version on the device: one that was kept, or one that begins to start."""
+        running = self._kept[device].pop(version_id, None)
+        if running is None:
+            running = self._start(device, version_id)
+        self._used[device, version_id] = running
+        return running.core
+
+    def _start(self, device: str, version_id: str) -> _Running:
+        settings = self._settings[device]
+        folder = settings.folder / f"own-{hashlib.sha256(version_id.encode()).hexdigest()[:16]}"
         folder.mkdir(mode=0o711, exist_ok=True)
         process = ExecutorProcess(
-            replace(shared, folder=folder),
+            replace(settings, folder=folder),
             self._links,
             on_lost=lambda reason: self._on_lost(device, version_id, reason),
         )
         stop = asyncio.Event()
         task = self._background.start(_until(stop, process), f"executor of {version_id} on {device}")
-        self._running[device, version_id] = stop, task
-        return NativeCore(process, self._limit_s)
+        return _Running(NativeCore(process, self._limit_s), stop, task)
 
     async def end(self, device: str, version_id: str) -> None:
-        """Stops it and waits until it is gone."""
-        stop, task = self._running.pop((device, version_id))
-        stop.set()
-        await asyncio.wait([task])
+        """Takes the version's model from it; it is kept, or stopped and gone."""
+        running: _Running | None = self._used.pop((device, version_id))
+        assert running is not None
+        kept = self._kept[device]
+        if self._most_kept:
+            try:
+                await running.core.unmap_model(version_id)
+            except RouseError as error:
+                LOG.warning("executor not kept version=%s device=%s reason=%s", version_id, device, error)
+            else:
+                kept[version_id] = running
+                running = kept.popitem(last=False)[1] if len(kept) > self._most_kept else None
+        if running is not None:
+            await _stopped(running)
+
+    async def forget(self, version_id: str) -> None:
+        """Ends what was kept of a version, on every device."""
+        for kept in self._kept.values():
+            if (running := kept.pop(version_id, None)) is not None:
+                await _stopped(running)
+
+
+async def _stopped(running: _Running) -> None:
+    running.stop.set()
+    await asyncio.wait([running.task])
 
 
 async def _until(stop: asyncio.Event, process: ExecutorProcess) -> None:
@@ -150,20 +197,32 @@ async def _until(stop: asyncio.Event, process: ExecutorProcess) -> None:
         await stop.wait()
 
 
-def settings(name: str, number: int, memory: Path, capacity_bytes: int, threads: int) -> ExecutorSettings:
-    """Of the executor of a host device."""
+def settings(
+    spec: DeviceSpec, number: int, memory: Path, threads: int, program: Path, rate: float | None
+) -> ExecutorSettings:
+    """Of the executors of a device.
+
+    Args:
+        number: its place among the node's devices, which for CUDA is the driver's number of it.
+        rate: bytes a second of its link to the host; None: it is not limited.
+    """
     folder = memory / SOCKETS
     folder.mkdir(mode=0o711, exist_ok=True)
-    flags: Mapping[str, int | str] = {"capacity-mib": max(1, capacity_bytes >> 20), "threads": threads}
-    return ExecutorSettings(device=f"host:{number}", folder=folder, flags=flags)
+    flags = {"capacity-mib": round_up(spec.capacity_bytes, PIECE_BYTES) >> 20, "threads": threads}
+    if rate is not None:
+        flags["link-mib-s"] = max(1, int(rate) >> 20)
+    return ExecutorSettings(device=f"{spec.kind}:{number}", folder=folder, flags=flags, program=program)
 
 
-def check_built() -> None:
-    """Raises ConfigError where there is no executor to start."""
+def program(path: str) -> Path:
+    """The executor that is started: the one that is named, or else the one that was built here. Raises ConfigError
+    where there is none."""
     from rouse_native import executor_program
 
+    if path and not os.access(path, os.X_OK):
+        raise ConfigError(f"--executor-program={path}: there is no such program")
     try:
-        executor_program()
+        return Path(path) if path else executor_program()
     except FileNotFoundError as error:
         raise ConfigError(f"--executors: {error}; leave the setting out for plain execution") from None
 

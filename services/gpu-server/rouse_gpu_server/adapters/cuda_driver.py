@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
+from rouse_common.config import ConfigError
 from rouse_common.errors import FailedPrecondition
 from rouse_gpu_server.adapters import libraries, pci
 
@@ -11,6 +13,18 @@ LIBRARY = "libcuda.so.1"
 MAX_DEVICES = 64
 _NO_DEVICE = 100
 _ADDRESS_BYTES = 32
+
+
+def check(names: Sequence[str], library: str = LIBRARY) -> None:
+    """Checks that the driver shows a device for each of these, which are in its order. Raises ConfigError."""
+    if not names:
+        return
+    try:
+        count = len(addresses(library))
+    except FailedPrecondition as error:
+        raise ConfigError(f"--device=cuda:{names[0]}: {error}") from error
+    if count < len(names):
+        raise ConfigError(f"--device=cuda:{names[count]}: {len(names)} are asked for, and the driver shows {count}")
 
 
 def addresses(library: str = LIBRARY) -> tuple[str, ...]:

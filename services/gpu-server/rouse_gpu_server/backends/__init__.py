@@ -11,10 +11,17 @@ from typing import Protocol, TypeAlias
 
 @dataclass(frozen=True)
 class Segment:
-    """Device memory that holds one model. `path` is what an executor maps."""
+    """Device memory that holds one model.
+
+    Args:
+        path: what an instance maps.
+        in_core: the memory is the native executor's, which fills it from `path`, the host image, beside the operators
+            that wait for it; a backend has nothing of it.
+    """
 
     path: Path
     size_bytes: int
+    in_core: bool = False
 
 
 class CopyCancelled(Exception):

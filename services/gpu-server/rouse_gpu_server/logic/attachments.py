@@ -80,8 +80,7 @@ class Attachments:
         executor.attached = resident
         try:
             if resident is not None and self._sessions.wanted(model, resident):
-                opening = self._sessions.open(executor, model, resident, request.lease_id)
-                request.session_path = await opening
+                request.session_path = await self._sessions.open(executor, resident)
                 request.segment_path = ""
             asking = self._executors.attach(executor.address, request, self._limits.attach_s)
             await _unless_gone(executor, asking)
@@ -102,13 +101,21 @@ class Attachments:
         executor.attachment_id = request.lease_id
         executor.refusals = 0
 
+    def in_core(self, model: Model) -> bool:
+        """Whether the model's weights lie in a native executor."""
+        return self._sessions.in_core(model)
+
+    async def bring(self, resident: Resident, key: str) -> None:
+        """Has the device's native executor map the resident, for a request of this kind first. Raises RouseError."""
+        await self._sessions.bring(resident, key)
+
     def has_tapes(self, resident: Resident, key: str) -> bool:
         """Whether the device answers requests of a kind by tapes as it is."""
         return self._sessions.mapped_with(resident, key)
 
-    async def map_tapes(self, model: Model, resident: Resident, key: str) -> None:
+    async def map_tapes(self, resident: Resident, key: str) -> None:
         """Has the device answer requests of a kind by tapes, without an instance. Raises RouseError."""
-        await self._sessions.map_tapes(model, resident, key)
+        await self._sessions.map_tapes(resident, key)
 
     async def end_replays(self, resident: Resident) -> None:
         """What still replays under a lease that was given up ends; nothing does once the resident is unmapped."""

@@ -162,7 +162,7 @@ class Dispatcher:
     async def _map_and_deliver(self, waiter: Waiter, lease: Lease) -> None:
         assert lease.resident is not None
         try:
-            await self._attachments.map_tapes(lease.model, lease.resident, waiter.tape_key)
+            await self._attachments.map_tapes(lease.resident, waiter.tape_key)
         except RouseError as error:
             # An instance has to answer it: whoever asked asks again, for one.
             self._end(lease, "its tapes could not be loaded")

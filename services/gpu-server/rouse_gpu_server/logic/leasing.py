@@ -10,14 +10,22 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from rouse_common import telemetry
 from rouse_common.clock import Clock
-from rouse_common.errors import Cancelled, DeadlineExceeded, FailedPrecondition, ResourceExhausted, RouseError
+from rouse_common.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    ResourceExhausted,
+    RouseError,
+    Unimplemented,
+)
 from rouse_common.telemetry import TRACER
+from rouse_contracts import specs
 from rouse_gpu_server import metrics
 from rouse_gpu_server.logic.dispatcher import Dispatcher, instance_gone, no_executor, no_tape
 from rouse_gpu_server.logic.recordings import Recordings
 from rouse_gpu_server.logic.weighing import Weighing
 from rouse_gpu_server.state.pool import Pool
-from rouse_gpu_server.state.records import Lease, Model, Swap
+from rouse_gpu_server.state.records import CUDA, Lease, Model, Swap
 from rouse_gpu_server.state.waiting import Waiter
 from rouse_gpu_server.state.wakeup import Wakeup
 
@@ -116,7 +124,8 @@ class Leasing:
                 raise self._refused("no_tape", no_tape(version_id, "there is none"))
             if call.instance_id and not self._pool.is_alive(call.instance_id):
                 raise self._refused("no_executor", instance_gone(call.instance_id, version_id))
-            self._check_size(model)
+            if (error := misfit(self._pool, model)) is not None:
+                raise self._refused("misfit", error)
         if self._pool.waiting.full:
             count = len(self._pool.waiting)
             text = f"{count} requests wait for a device already; try again later or raise --max-waiting"
@@ -147,10 +156,6 @@ class Leasing:
         self._pool.waiting.add(waiter)
         self._wakeup.kick()
         return waiter
-
-    def _check_size(self, model: Model) -> None:
-        if not self._pool.fits_at_all(model.size_bytes, model.working_bytes):
-            raise self._refused("too_large", too_large(self._pool, model))
 
     def _refused(self, outcome: str, error: RouseError) -> RouseError:
         metrics.ACQUIRES.labels(outcome).inc()
@@ -246,10 +251,22 @@ class Leasing:
         self._dispatcher.refuse_all(error)
 
 
-def too_large(pool: Pool, model: Model) -> FailedPrecondition:
-    """What a request hears for a model that no device of this node can hold."""
+def misfit(pool: Pool, model: Model) -> RouseError | None:
+    """Why no device of this node can ever hold a model; None where one can."""
     largest = max(pool.devices.values(), key=lambda d: d.ledger.capacity_bytes)
     need = model.size_bytes + model.working_bytes
+    if not model.size_bytes:
+        return None
+    if largest.kind == CUDA and not specs.is_redirected(model.version.spec):
+        return Unimplemented(
+            "EXECUTION_UNAVAILABLE",
+            f"function {model.function} asks for plain execution, and the devices of this node are CUDA, where only "
+            'native executors compute; deploy it with execution = "rouse"',
+            function=model.function,
+            device=largest.name,
+        )
+    if need <= largest.ledger.capacity_bytes:
+        return None
     return FailedPrecondition(
         "MODEL_TOO_LARGE",
         f"function {model.function} needs {need} B on one device ({model.size_bytes} B weights and "

@@ -14,7 +14,7 @@ from rouse_contracts.functions import FunctionVersion
 from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.logic.attachments import Attachments
 from rouse_gpu_server.logic.dispatcher import Dispatcher, no_executor
-from rouse_gpu_server.logic.leasing import too_large
+from rouse_gpu_server.logic.leasing import misfit
 from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.stager import Stager
@@ -64,10 +64,10 @@ class Membership:
         if model.dropping:
             text = f"version {version.version_id} of function {model.function} is being dropped; stage it afterwards"
             raise Unavailable("VERSION_DROPPING", text, retry_after_s=0.5, function=model.function)
-        self._check_size(model)
+        self._check_fits(model)
         model.artefact.held_until = self._clock.monotonic() + self._hold_s
         artefact = await self._stager.stage(version.artefact_digest)
-        self._check_size(model)
+        self._check_fits(model)
         await self._shelf.refresh(version, artefact)
         artefact.held_until = self._clock.monotonic() + self._hold_s
         return artefact
@@ -96,9 +96,9 @@ class Membership:
             self._pool.models[version.version_id] = model
         return model
 
-    def _check_size(self, model: Model) -> None:
-        if not self._pool.fits_at_all(model.size_bytes, model.working_bytes):
-            raise too_large(self._pool, model)
+    def _check_fits(self, model: Model) -> None:
+        if (error := misfit(self._pool, model)) is not None:
+            raise error
 
     async def drop_version(self, version_id: str, digest: str) -> tuple[int, int, int]:
         """Gives back all memory of a version, after what executes. Returns the bytes: device, host, disk.
@@ -121,6 +121,7 @@ class Membership:
                 self._pool.waiting.remove(waiter)
                 self._dispatcher.fail(waiter, no_executor(version_id))
             device = await self._swapper.clear(model, "the version is dropped")
+            await self._sessions.forget(version_id)
             digest = model.artefact.digest
             del self._pool.models[version_id]
         artefact = self._pool.artefacts.get(digest)
@@ -187,7 +188,7 @@ class Membership:
     async def _stage_for(self, model: Model) -> None:
         try:
             await self._stager.stage(model.artefact.digest)
-            self._check_size(model)
+            self._check_fits(model)
         except RouseError as error:
             # Tried again when the coordinator next names the executor; who waits now hears why not.
             for waiter in self._pool.waiting.of(model.version_id):
@@ -207,8 +208,8 @@ class Membership:
         """Requests that came before the first list of executors are checked now as later ones are at once."""
         for version_id in self._pool.waiting.versions():
             model = self._pool.models.get(version_id)
-            if model is None or self._pool.fits_at_all(model.size_bytes, model.working_bytes):
+            if model is None or (error := misfit(self._pool, model)) is None:
                 continue
             for waiter in self._pool.waiting.of(version_id):
                 self._pool.waiting.remove(waiter)
-                self._dispatcher.fail(waiter, too_large(self._pool, model))
+                self._dispatcher.fail(waiter, error)

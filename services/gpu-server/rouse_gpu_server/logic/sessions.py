@@ -1,10 +1,8 @@
 """Sessions of redirected functions: which instance computes through which device's native executor.
 
-A version is mapped in an executor while one of its instances has a session there, and with tapes as long as it stays on
-the device: those answer without an instance. Its segment stays what it is for plain execution, the device's copy of the
-weights, and is where the executor takes them from.
-
-Isolated versions have an executor of their own on each device where they are mapped, until they are unmapped there.
+A version is mapped in an executor as long as it is on the device, and that is the device's one copy of its weights: the
+executor fills it from the host image. Isolated versions have an executor of their own on each device where they are
+mapped, until they are unmapped there.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rouse_common.errors import ResourceExhausted, RouseError, Unavailable, Unimplemented
+from rouse_common.errors import RouseError, Unavailable, Unimplemented
 from rouse_common.locks import KeyedLocks
 from rouse_contracts import core, specs
 from rouse_contracts import states as rules
@@ -27,7 +25,7 @@ from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.adapters.cores import SOCKETS, Core
 from rouse_gpu_server.logic.shelf import Shelf
 from rouse_gpu_server.logic.work import Background
-from rouse_gpu_server.state.records import Device, Executor, Lease, Model, Resident
+from rouse_gpu_server.state.records import Executor, Lease, Model, Resident
 
 LOG = logging.getLogger(__name__)
 # Socket paths have 107 bytes at most: names of versions and instances are shortened to so many hex digits.
@@ -51,6 +49,8 @@ class Own(Protocol):
     def start(self, device: str, version_id: str) -> Core: ...
 
     async def end(self, device: str, version_id: str) -> None: ...
+
+    async def forget(self, version_id: str) -> None: ...
 
 
 @dataclass
@@ -80,8 +80,9 @@ class Sessions:
     def __init__(self, memory: Path, shelf: Shelf, background: Background) -> None:
         self._folder, self._shelf, self._background = memory / SOCKETS, shelf, background
         self._cores: Mapping[str, Core] = {}
+        self._devices: Collection[str] = ()
         self._own: Own
-        # Executors of isolated versions.
+        # Executors of single versions.
         self._owned: dict[_Session, Core] = {}
         self._open: dict[str, _Session] = {}
         # Those that leases were granted for last come last.
@@ -91,17 +92,22 @@ class Sessions:
         # One at a time a version and device: mapping and unmapping must not meet.
         self._locks = KeyedLocks()
 
-    def start(self, cores: Mapping[str, Core], own: Own) -> None:
-        """There are executors from now on: by device, and those that isolated versions are given."""
-        self._cores, self._own = cores, own
+    def start(self, cores: Mapping[str, Core], own: Own, devices: Collection[str]) -> None:
+        """There are executors from now on: those that versions share, by device, and those that single versions are
+        given: isolated ones, and all where a device has none to share."""
+        self._cores, self._own, self._devices = cores, own, devices
 
     @property
     def enabled(self) -> bool:
-        return bool(self._cores)
+        return bool(self._devices)
 
     def wanted(self, model: Model, resident: Resident | None) -> bool:
         """Whether an attachment of this version needs a session."""
         return resident is not None and specs.is_redirected(model.version.spec)
+
+    def in_core(self, model: Model) -> bool:
+        """Whether the version's weights lie in executors."""
+        return self.enabled and specs.is_redirected(model.version.spec)
 
     def folder(self, version_id: str) -> Path:
         """Where the sockets of a version's sessions lie and nothing else; made if absent."""
@@ -110,17 +116,23 @@ class Sessions:
             folder.mkdir(mode=0o711, exist_ok=True)
         return folder
 
-    async def open(self, executor: Executor, model: Model, resident: Resident, attachment_id: str) -> str:
-        """Maps the version's weights, unless they are, and opens a session; its socket's path. Raises RouseError."""
-        device, version_id = resident.device.name, model.version_id
+    async def bring(self, resident: Resident, key: str) -> None:
+        """Maps a version that comes to a device, before anybody has a lease; `key` says what kind of request waits for
+        it. Raises RouseError."""
+        session = self._session(resident.device.name, resident.model)
+        async with self._locks.holding(f"{session.device}/{session.version_id}"):
+            await self._mapped(session, resident, key)
+
+    async def open(self, executor: Executor, resident: Resident) -> str:
+        """Opens a session of a version; its socket's path. Raises RouseError."""
+        device, model = resident.device.name, resident.model
+        version_id = model.version_id
         socket = self.folder(version_id) / _short(executor.instance_id)
-        session = _session(device, model)
+        session = self._session(device, model)
         async with self._locks.holding(f"{device}/{version_id}"):
-            native = self._native(session, model, resident)
-            if session not in self._mappings:
-                await self._map(native, session, model, resident, attachment_id)
-                if await self._load(native, session, model):
-                    self._load_the_others(session, model)
+            native = await self._mapped(session, resident)
+            if not self._mappings[session].tapes and await self._load(native, session, model):
+                self._load_the_others(session, model)
             candidates = None
             if records(model.version.spec):
                 candidates = await self._shelf.candidates(model.version, model.artefact)
@@ -130,34 +142,40 @@ class Sessions:
             )
         return str(socket)
 
-    def _native(self, session: _Session, model: Model, resident: Resident) -> Core:
+    def _native(self, session: _Session, resident: Resident) -> Core:
         """The executor that the version uses there; its own is started. Raises Unimplemented EXECUTION_UNAVAILABLE."""
-        device = session.device
-        native = self._cores.get(device)
-        if native is None or resident.segment is None:
+        device, function = session.device, resident.model.function
+        if device not in self._devices or resident.segment is None:
             raise Unimplemented(
                 "EXECUTION_UNAVAILABLE",
-                f"function '{model.function}' asks for execution = 'rouse', and device {device} has no executor; start "
+                f"function '{function}' asks for execution = 'rouse', and device {device} has no executor; start "
                 "gpu-server with --executors",
-                function=model.function,
+                function=function,
             )
         if not session.own:
-            return native
+            return self._cores[device]
         if session not in self._owned:
             self._owned[session] = self._own.start(device, session.version_id)
             self._touched.add(session)
         return self._owned[session]
 
+    async def _mapped(self, session: _Session, resident: Resident, key: str = "") -> Core:
+        """The executor, which has the version: it is mapped anew where the executor ended since it came, or where what
+        replayed was given up. Raises RouseError."""
+        native = self._native(session, resident)
+        if session not in self._mappings:
+            await self._map(native, session, resident, key)
+        return native
+
     def _core(self, session: _Session) -> Core:
         """The executor that a version is mapped in."""
         return self._owned[session] if session.own else self._cores[session.device]
 
-    async def _map(
-        self, native: Core, session: _Session, model: Model, resident: Resident, attachment_id: str, key: str = ""
-    ) -> None:
+    async def _map(self, native: Core, session: _Session, resident: Resident, key: str) -> None:
         """Maps a version that is not mapped. Its weights come as a tape uses them: one for requests of the kind `key`
         where there is one. Raises RouseError."""
         assert resident.segment is not None
+        model = resident.model
         tapes = self._shelf.tapes(model.version, model.artefact) if records(model.version.spec) else []
         order = next((path for _, answers, path in tapes if answers.key == key), tapes[0][2] if tapes else None)
         await native.serving()
@@ -165,31 +183,13 @@ class Sessions:
             # What an earlier life, or a call that was cut short, left there has no session of ours.
             await native.unmap_model(session.version_id)
         layout = rules.layout_digest(model.artefact.message.layout) if model.artefact.message else ""
+        attachment_id = uuid.uuid4().hex
         self._touched.add(session)
-        while True:
-            try:
-                await native.map_model(
-                    session.version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
-                    resident.segment.path, layout, order,
-                )  # fmt: skip
-                break
-            except ResourceExhausted:
-                # It maps in larger pieces than the ledger counts. Models that nobody computes with give way.
-                if session.own or not await self._make_room(resident.device):
-                    raise
+        await native.map_model(
+            session.version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
+            resident.segment.path, layout, order,
+        )  # fmt: skip
         self._mappings[session] = _Mapping(attachment_id)
-
-    async def _make_room(self, device: Device) -> bool:
-        """Unmaps the version without a session that had no lease for longest; whether there was one. Who is being
-        mapped is in no mapping yet, so nobody who waits for a lock here is waited for. Raises RouseError."""
-        executing = device.lease.model.version_id if device.lease is not None else ""
-        for session in list(self._mappings):
-            if session.device == device.name and not session.own and session.version_id != executing:
-                async with self._locks.holding(f"{session.device}/{session.version_id}"):
-                    if session in self._mappings and not self._has_sessions(session):
-                        await self._unmap(session)
-                        return True
-        return False
 
     # ---- tapes ----
 
@@ -197,7 +197,7 @@ class Sessions:
         """Whether the node has tapes for requests of a kind; before they are loaded it is a guess."""
         if not records(model.version.spec):
             return False
-        mappings = [self._mappings.get(_session(device, model)) for device in self._cores]
+        mappings = [self._mappings.get(self._session(device, model)) for device in self._devices]
         if any(mapping is not None and key in mapping.tapes.values() for mapping in mappings):
             return True
         found = self._shelf.tapes(model.version, model.artefact) if self.enabled else []
@@ -205,17 +205,16 @@ class Sessions:
 
     def mapped_with(self, resident: Resident, key: str) -> bool:
         """Whether the resident's device has tapes loaded for requests of a kind."""
-        mapping = self._mappings.get(_session(resident.device.name, resident.model))
+        mapping = self._mappings.get(self._session(resident.device.name, resident.model))
         return mapping is not None and key in mapping.tapes.values()
 
-    async def map_tapes(self, model: Model, resident: Resident, key: str) -> None:
+    async def map_tapes(self, resident: Resident, key: str) -> None:
         """Maps the version's weights, unless they are, and loads the tapes for requests of a kind. Raises RouseError:
         Unavailable NO_TAPE where none of them can be loaded."""
-        session = _session(resident.device.name, model)
+        model = resident.model
+        session = self._session(resident.device.name, model)
         async with self._locks.holding(f"{session.device}/{session.version_id}"):
-            native = self._native(session, model, resident)
-            if session not in self._mappings:
-                await self._map(native, session, model, resident, uuid.uuid4().hex, key)
+            native = await self._mapped(session, resident, key)
             more = key not in self._mappings[session].keys and await self._load(native, session, model, key)
             loaded = key in self._mappings[session].keys
         if more:
@@ -255,7 +254,7 @@ class Sessions:
 
     def access(self, lease: Lease) -> TapeAccess | None:
         """How requests are answered by tapes under a lease; None where there are none for it."""
-        session = _session(lease.device_name, lease.model)
+        session = self._session(lease.device_name, lease.model)
         mapping = self._mappings.get(session)
         if mapping is None:
             return None
@@ -273,8 +272,7 @@ class Sessions:
     # ---- ending ----
 
     async def close(self, instance_id: str) -> None:
-        """Ends an instance's session, and unmaps its version where that was the last one and it has no tapes. Never
-        fails: what cannot be asked for is gone with the executor."""
+        """Ends an instance's session. Never fails: what cannot be asked for is gone with the executor."""
         session = self._open.get(instance_id)
         if session is None:
             return
@@ -283,9 +281,6 @@ class Sessions:
                 return
             try:
                 await self._core(session).close_session(instance_id)
-                mapping = self._mappings.get(session)
-                if not self._has_sessions(session) and (mapping is None or not mapping.keys):
-                    await self._unmap(session)
             except RouseError as error:
                 LOG.warning(
                     "session not closed instance=%s device=%s reason=%s", instance_id, session.device, error
@@ -297,7 +292,7 @@ class Sessions:
         Args:
             unless_open: leaves it alone while an instance has a session.
         """
-        session = _session(resident.device.name, resident.model)
+        session = self._session(resident.device.name, resident.model)
         async with self._locks.holding(f"{session.device}/{session.version_id}"):
             if session not in self._touched or (unless_open and self._has_sessions(session)):
                 return
@@ -317,6 +312,11 @@ class Sessions:
             await self._own.end(session.device, session.version_id)
         self._touched.discard(session)
 
+    async def forget(self, version_id: str) -> None:
+        """A version is gone: no process of its own waits for it any more."""
+        if self.enabled:
+            await self._own.forget(version_id)
+
     def lost(self, device: str, version_id: str = "") -> list[str]:
         """A device's executor ended, or that of an isolated version there: its sessions are over. The instances that
         had one."""
@@ -333,6 +333,10 @@ class Sessions:
         self._touched = {session for session in self._touched if session.own or not had(session)}
         return gone
 
+    def _session(self, device: str, model: Model) -> _Session:
+        own = device not in self._cores or specs.is_isolated(model.version.spec)
+        return _Session(device, model.version_id, own)
+
     def _has_sessions(self, session: _Session) -> bool:
         return session in self._open.values()
 
@@ -340,10 +344,6 @@ class Sessions:
 def records(spec: FunctionSpec) -> bool:
     """Whether a function's requests are recorded."""
     return specs.is_redirected(spec) and specs.uses_tapes(spec) and not spec.decoupled
-
-
-def _session(device: str, model: Model) -> _Session:
-    return _Session(device, model.version_id, specs.is_isolated(model.version.spec))
 
 
 def _short(name: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rouse_common.clock import Clock
 from rouse_common.errors import Internal, ResourceExhausted, RouseError, Unavailable
 from rouse_gpu_server import metrics
-from rouse_gpu_server.backends import CopyCancelled
+from rouse_gpu_server.backends import CopyCancelled, Segment
 from rouse_gpu_server.backends.fabric import Fabric
 from rouse_gpu_server.logic.attachments import Attachments
 from rouse_gpu_server.logic.stager import Stager
@@ -89,9 +89,7 @@ class Swapper:
         await self._attachments.unmap(resident)
         segment = resident.segment
         assert segment is not None
-        await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
-        resident.segment = None
-        device.ledger.unmap(segment.size_bytes)
+        await self._free(resident, segment)
         resident.machine = resident.machine.after(
             Step.EVICTED, f"evicted from {device.name}: {reason}", self._clock.now()
         )
@@ -108,6 +106,14 @@ class Swapper:
         )  # fmt: skip
         self._wakeup.kick()
         return segment.size_bytes
+
+    async def _free(self, resident: Resident, segment: Segment) -> None:
+        """Nobody has it mapped any more."""
+        device = resident.device
+        if not segment.in_core:
+            await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
+        resident.segment = None
+        device.ledger.unmap(segment.size_bytes)
 
     # ---- loading ----
 
@@ -208,6 +214,33 @@ class Swapper:
         resident.promised_bytes = size
         metrics.LOADING_QUEUE_DELAY.labels(device.name).observe(self._clock.monotonic() - loading.started)
         self._moves(loading)
+        if self._attachments.in_core(model):
+            await self._map(resident, source)
+        else:
+            await self._copy(loading, source)
+        if resident.source == scheduling.HOST and loading.alone:
+            assert loading.moving_since is not None
+            resident.moved_s = self._clock.monotonic() - loading.moving_since
+        await self._attach_someone(resident)
+        resident.loaded_at = resident.last_used_at = self._clock.monotonic()
+        resident.machine = resident.machine.after(Step.SWAPPED_IN, loading.reason, self._clock.now())
+        model.swap_ins += 1
+        device.swap_ins += 1
+
+    async def _map(self, resident: Resident, image: Path) -> None:
+        """Has the native executor take the weights; what is not there yet is waited for by the operators that read it,
+        so the model counts as loaded once it is mapped (Torpor, 4.3: transfer and execution overlap)."""
+        size = resident.promised_bytes
+        resident.segment = Segment(image, size, in_core=True)
+        resident.device.ledger.map_reserved(size)
+        resident.promised_bytes = 0
+        first = next((waiter.tape_key for waiter in self._pool.waiting.of(resident.model.version_id)), "")
+        await self._attachments.bring(resident, first)
+
+    async def _copy(self, loading: _Loading, source: Path) -> None:
+        """Fills a segment of the device."""
+        resident = loading.resident
+        model, device, size = resident.model, resident.device, resident.promised_bytes
         digest, name = model.artefact.digest, uuid.uuid4().hex[:12]
 
         def allocate() -> None:
@@ -236,14 +269,6 @@ class Swapper:
         except FileNotFoundError as error:
             # A sibling device evicted its copy just now; the next decision reads from elsewhere.
             raise Postponed("SOURCE_LEFT", f"{resident.source} no longer holds function {model.function}") from error
-        if resident.source == scheduling.HOST and loading.alone:
-            assert loading.moving_since is not None
-            resident.moved_s = self._clock.monotonic() - loading.moving_since
-        await self._attach_someone(resident)
-        resident.loaded_at = resident.last_used_at = self._clock.monotonic()
-        resident.machine = resident.machine.after(Step.SWAPPED_IN, loading.reason, self._clock.now())
-        model.swap_ins += 1
-        device.swap_ins += 1
 
     def _moves(self, loading: _Loading) -> None:
         """Takes note of when a copy begins, and of those that it shares a link to host memory with."""
@@ -264,8 +289,10 @@ class Swapper:
         model = loading.resident.model
         sibling = self._pool.devices.get(loading.resident.source)
         copy = sibling.residents.get(model.version_id) if sibling is not None else None
-        if copy is not None and copy.segment is not None and copy.state in (Tier.DEVICE, Tier.EXECUTING):
-            return copy.segment.path
+        segment = copy.segment if copy is not None and copy.state in (Tier.DEVICE, Tier.EXECUTING) else None
+        # Native executors read host images alone.
+        if segment is not None and not segment.in_core:
+            return segment.path
         if model.artefact.machine.state is not Tier.HOST:
             loading.resident.source = scheduling.DISK
             await self._stager.stage(model.artefact.digest)
@@ -316,9 +343,7 @@ class Swapper:
             await asyncio.wait([self._attachments.settle(executor) for executor in holders])
         await self._attachments.unmap(resident)
         if segment is not None:
-            await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
-            resident.segment = None
-            device.ledger.unmap(segment.size_bytes)
+            await self._free(resident, segment)
         elif resident.promised_bytes:
             device.ledger.release(resident.promised_bytes)
             resident.promised_bytes = 0

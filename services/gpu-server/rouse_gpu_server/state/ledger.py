@@ -6,15 +6,17 @@ import mmap
 from dataclasses import dataclass
 
 PAGE_BYTES = mmap.PAGESIZE
+# Pieces in which native executors take memory (device/device.h).
+PIECE_BYTES = 2 << 20
 
 
 class LedgerError(RuntimeError):
     """A change that would not add up: a fault in our own code."""
 
 
-def round_up(size_bytes: int) -> int:
-    """A size as whole pages."""
-    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+def round_up(size_bytes: int, to: int = PAGE_BYTES) -> int:
+    """A size as whole pages, or other pieces."""
+    return -(-size_bytes // to) * to
 
 
 @dataclass

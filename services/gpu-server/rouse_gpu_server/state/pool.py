@@ -57,11 +57,6 @@ class Pool:
     def models_of(self, digest: str) -> list[Model]:
         return [m for m in self.models.values() if m.artefact.digest == digest]
 
-    def fits_at_all(self, size_bytes: int, working_bytes: int) -> bool:
-        return size_bytes == 0 or any(
-            size_bytes + working_bytes <= d.ledger.capacity_bytes for d in self.devices.values()
-        )
-
     def served(self) -> set[str]:
         """Digests of the artefacts that an instance serves."""
         living = (self.models.get(e.version_id) for e in self.executors.values() if e.alive)

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from rouse_contracts import specs
 from rouse_contracts.functions import FunctionVersion
 from rouse_contracts.repository import Artefact as ArtefactMessage
 from rouse_contracts.repository import State
 from rouse_gpu_server.backends import DeviceBackend, Segment
-from rouse_gpu_server.state.ledger import Ledger, round_up
+from rouse_gpu_server.state.ledger import PAGE_BYTES, PIECE_BYTES, Ledger, round_up
 from rouse_gpu_server.state.residency import Machine, Tier
 from rouse_policy import heaviness, keep_alive, scheduling
 
+# The kinds of device (`Device.kind`); a node has devices of one kind.
+KINDS = HOST, CUDA = "host", "cuda"
 # Weight of the newest gap in the mean time between requests.
 GAP_SMOOTHING = 0.3
 KEPT_SWAPS = 8
@@ -133,9 +136,9 @@ class Model:
 
     @property
     def size_bytes(self) -> int:
-        """Device memory of its weights, whole pages."""
+        """Device memory of its weights: whole pages, or a native executor's pieces."""
         known = self.artefact.image_bytes if self.artefact.message is not None else self.version.weights_bytes
-        return round_up(known)
+        return round_up(known, PIECE_BYTES if specs.is_redirected(self.version.spec) else PAGE_BYTES)
 
     @property
     def working_bytes(self) -> int:
