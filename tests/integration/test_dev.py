@@ -147,13 +147,14 @@ class Running:
 def watching(folder: Path, *flags: str) -> Iterator[Running]:
     process = subprocess.Popen(
         [*COMMAND, str(folder), *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env={**os.environ, "COLUMNS": "200"},
+        text=True, env={**os.environ, "COLUMNS": "200", "TMPDIR": str(folder.parent)},
     )  # fmt: skip
     running = Running(process)
     try:
         yield running
     finally:
         running.stop()
+        assert [path.name for path in folder.parent.iterdir()] == [folder.name], "it left files behind"
         for stream in (process.stdin, process.stdout):
             assert stream is not None
             stream.close()

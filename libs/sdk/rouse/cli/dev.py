@@ -6,6 +6,7 @@ import json
 import os
 import select
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -64,6 +65,9 @@ def dev(
     """
     call = Call(list(given), inputs.Drawing(drawn, seed, batch, dims), _parameters(parameters), timeout)
     overrides = Overrides(options=dict(_pair(entry, "--option") for entry in options))
+    # A terminal that is closed, or who ends this process, leaves neither the function's process nor its files.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="rouse-dev-") as work:
         session = Session(state, folder, overrides, call, Path(work))
         try:
