@@ -179,7 +179,9 @@ def measured(name: str, device: str, measures: Sequence[Measure], where: Mapping
 
 
 def report_text(gpu: str, parts: Sequence[Part], today: str, facts: dict[str, object]) -> str:
-    rows = markdown([[part.name, part.outcome.value, part.said] for part in parts], ["part", "outcome", ""])
+    # What a program said as it crashed has several lines, and a row has one.
+    rows = [[part.name, part.outcome.value, " ".join(part.said.split())] for part in parts]
+    table = markdown(rows, ["part", "outcome", ""])
     machine = "\n".join(f"- {name}: {value}" for name, value in facts.items())
     figures = "".join(
         f'\n## {part.name}\n\n`make bench SCENARIO={part.name} ARGS="--device {DEVICE} --quick"`: few short rounds.\n\n'
@@ -187,7 +189,7 @@ def report_text(gpu: str, parts: Sequence[Part], today: str, facts: dict[str, ob
         for part in parts
         if part.measures
     )
-    return f"# GPU check of {today}\n\n`make gpu-check` on {gpu}.\n\n{machine}\n\n{rows}{figures}"
+    return f"# GPU check of {today}\n\n`make gpu-check` on {gpu}.\n\n{machine}\n\n{table}{figures}"
 
 
 def build() -> Path:

@@ -69,9 +69,11 @@ def test_a_scenario_passes_where_all_its_bars_hold_on_that_device() -> None:
 
 
 def test_the_report_has_the_figures_of_scenarios_also_where_they_do_not_hold() -> None:
-    parts = [measured("swap", "cuda:0", [GOOD, BAD, SHOWN], {"device": "cuda:0"}), Part("redirect", Outcome.FAILED, "")]
+    crashed = Part("sessions", Outcome.FAILED, "it ended with -6: main()\n[ RUN      ] One\n")
+    parts = [measured("swap", "cuda:0", [GOOD, BAD, SHOWN], {"device": "cuda:0"}), crashed]
     text = report_text("a GPU", parts, "2026-01-02", {"cpu": "x"})
     assert "| swap | failed | does not hold: share: 0.25, bar 0.9 |" in text
+    assert "| sessions | failed | it ended with -6: main() [ RUN ] One |" in text
     assert "| ratio | 1 | ratio | 0.9 … 1.3 | ≤ 1.1 | holds |" in text
     assert "| share | 0.25 | ratio | 0.25 … 0.25 | ≥ 0.9 | DOES NOT HOLD |" in text
     assert "| speed | 12.5 | GB/s | 12.5 … 12.5 |  |  |" in text
