@@ -59,7 +59,9 @@ class Saved:
         return tape
 
     def answered_by(self, output: bytes) -> bool:
-        """Whether an executor's output is the model's own."""
+        """Whether an executor's output is the model's own: to the bit on the host, elsewhere within a tolerance."""
+        if self.place.on_host or output == self.answer:
+            return output == self.answer
         import torch
 
         from rouse_loadtest.gpu_exact import agree
