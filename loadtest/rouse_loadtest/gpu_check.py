@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 
-from rouse_loadtest.report import ROOT, environment
+from rouse_loadtest.place import at, lacking
+from rouse_loadtest.report import MEASURE_HEADER, ROOT, Measure, environment, figure, markdown, measure_rows, read
 
 REPORTS = ROOT / "docs/benchmarks"
 LIMIT_S = 600.0
@@ -37,20 +38,19 @@ class Part:
     """What one part of the check came to.
 
     Attributes:
-        ran: how many checks ran on the GPU; a part passes only where some did.
+        ran: how many checks ran on the GPU, or figures were measured there; a part passes only where some did.
+        measures: those figures.
     """
 
     name: str
     outcome: Outcome
     said: str
     ran: int = 0
+    measures: Sequence[Measure] = ()
 
 
 # What belongs to it and nobody has built: named in each report, so that no report looks complete.
-NOT_IMPLEMENTED = {
-    "redirect": "its executors of the CPU are not yet given another device",
-    "swap": "the scenario swaps into memory of the host, and PCIe's bandwidth is not measured",
-    "remoting": "gpu-server and its scenario start executors on host:N only",
+NOT_IMPLEMENTED: dict[str, str] = {
     "CUDA graphs": "tapes are replayed operator by operator",
 }
 
@@ -62,6 +62,9 @@ NATIVE = {
     "sessions": ("executor/engine_test", "*/cuda_0"),
     "tapes": ("tape/tape_replay_test", "*/cuda_0"),
 }
+
+# Scenarios of `make bench` that compute on the GPU.
+SCENARIOS = ("redirect", "swap", "remoting")
 
 
 def missing_parts() -> list[Part]:
@@ -138,13 +141,55 @@ def exactness(device: str = DEVICE, libraries: tuple[str, ...] = ()) -> Part:
     return judged("exactness", len(found) - len(wrong), 0, wrong)
 
 
+def scenario(name: str, limit_s: float, device: str = DEVICE) -> Part:
+    """A scenario's short rounds in a process of its own: one that crashes takes nothing else with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [
+            sys.executable, "-m", "rouse_loadtest", name, "--device", device, "--quick", "--json", str(result),
+            "--plots", folder,
+        ]  # fmt: skip
+        path = os.pathsep.join(filter(None, [str(ROOT / "loadtest"), os.environ.get("PYTHONPATH")]))
+        there = {**os.environ, "PYTHONPATH": path}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, env=there)
+        except subprocess.TimeoutExpired:
+            return Part(name, Outcome.FAILED, f"not done within {limit_s:.0f} s")
+        # It is written at the very end; the exit code is 1 for a crash, too.
+        if not result.exists():
+            return Part(name, Outcome.FAILED, f"it ended with {done.returncode}: {_last_line(done.stderr)}")
+        return measured(name, device, *read(result))
+
+
+def _last_line(text: str) -> str:
+    """The last one that says something: groups of exceptions are drawn with frames."""
+    lines = [line.strip(" |+-") for line in text.splitlines()]
+    return next((line for line in reversed(lines) if line), "")[:300]
+
+
+def measured(name: str, device: str, measures: Sequence[Measure], where: Mapping[str, object]) -> Part:
+    """A part from what its scenario measured: what does not hold did not pass, nor what was taken elsewhere."""
+    if where.get("device") != device:
+        return Part(name, Outcome.FAILED, f"it ran on {where.get('device')}, and not on {device}")
+    wrong = [f"{m.name}: {figure(m.value)}, bar {figure(m.bar)}" for m in measures if m.bar is not None and not m.holds]
+    if not measures or wrong:
+        said = f"does not hold: {'; '.join(wrong)}" if wrong else "nothing was measured"
+        return Part(name, Outcome.FAILED, said, len(measures), measures)
+    return Part(name, Outcome.PASSED, f"{len(measures)} figures, below", len(measures), measures)
+
+
 def report_text(gpu: str, parts: Sequence[Part], today: str, facts: dict[str, object]) -> str:
-    rows = "\n".join(f"| {part.name} | {part.outcome.value} | {part.said} |" for part in parts)
+    # What a program said as it crashed has several lines, and a row has one.
+    rows = [[part.name, part.outcome.value, " ".join(part.said.split())] for part in parts]
+    table = markdown(rows, ["part", "outcome", ""])
     machine = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    return (
-        f"# GPU check of {today}\n\n`make gpu-check` on {gpu}.\n\n{machine}\n\n"
-        f"| part | outcome | |\n|---|---|---|\n{rows}\n"
+    figures = "".join(
+        f'\n## {part.name}\n\n`make bench SCENARIO={part.name} ARGS="--device {DEVICE} --quick"`: few short rounds.\n\n'
+        f"{markdown(measure_rows(part.measures), MEASURE_HEADER)}"
+        for part in parts
+        if part.measures
     )
+    return f"# GPU check of {today}\n\n`make gpu-check` on {gpu}.\n\n{machine}\n\n{table}{figures}"
 
 
 def build() -> Path:
@@ -161,8 +206,7 @@ def main(make: Callable[[], Path] = build) -> int:
     gpu, why = gpu_name()
     import torch
 
-    if gpu and not torch.cuda.is_available():
-        why = f"PyTorch {torch.__version__} here computes on no GPU"
+    why = why or lacking(at(DEVICE))
     if why:
         print(
             f"gpu-check: nothing ran: {why}. Everything builds. It needs an NVIDIA driver and a PyTorch for CUDA in "
@@ -170,11 +214,17 @@ def main(make: Callable[[], Path] = build) -> int:
             flush=True,
         )
         return 2
-    parts = []
-    for name, (program, tests) in NATIVE.items():
-        left_s = LIMIT_S - (time.monotonic() - started)
-        parts.append(google_test(name, folder / "src" / program, tests, max(left_s, 1.0)))
-    parts += [exactness(), *missing_parts()]
+
+    def limit_s(to_come: int) -> float:
+        """An even share of the time that is left, so that one that hangs leaves some for those that come."""
+        return max((LIMIT_S - (time.monotonic() - started)) / to_come, 1.0)
+
+    parts = [
+        google_test(name, folder / "src" / program, tests, limit_s(1)) for name, (program, tests) in NATIVE.items()
+    ]
+    parts.append(exactness())
+    parts += [scenario(name, limit_s(len(SCENARIOS) - done)) for done, name in enumerate(SCENARIOS)]
+    parts += missing_parts()
     facts = {**environment(), "pytorch": torch.__version__, "cuda": torch.version.cuda}
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     REPORTS.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rouse_loadtest.place import Place
+
 # Largest |found - expected| over (1 + |expected|), by dtype: other kernels sum in another order, and matrices of
 # float32 are multiplied without TF32, PyTorch's default. Of values around 1, as below.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -64,9 +66,21 @@ def compare(device: str) -> list[Found]:
                 model, row = _seeded(make).to(device, dtype), given.to(device, dtype)
                 for _ in range(2):
                     got = model(row).float().cpu()
-                error = ((got - expected).abs() / (1 + expected.abs())).max().item()
+                error = difference(got, expected)
                 found.append(Found(name, str(dtype).removeprefix("torch."), error, tolerance))
     return found
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest |found - expected| over (1 + |expected|)."""
+    return float(((found - expected).abs() / (1 + expected.abs())).max())
+
+
+def agree(place: Place, found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether an executor there computed what runs natively: to the bit on the host, else within the tolerance."""
+    if place.on_host:
+        return torch.equal(found, expected)
+    return found.shape == expected.shape and difference(found, expected) <= TOLERANCES[expected.dtype]
 
 
 def _seeded(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:

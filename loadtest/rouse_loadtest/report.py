@@ -54,6 +54,7 @@ class Measure:
             "holds": self.holds,
             "spread": [min(self.values), max(self.values)],
             "rounds": len(self.values),
+            "values": list(self.values),
             "note": self.note,
         }
 
@@ -136,3 +137,11 @@ def write(path: Path, scenario: str, measures: Sequence[Measure], where: dict[st
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {"scenario": scenario, "commit": commit(), "environment": where, "measures": [m.row() for m in measures]}
     path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def read(path: Path) -> tuple[list[Measure], dict[str, object]]:
+    """What `write` wrote: the measures, and where they were taken. Raises ValueError, KeyError for another file."""
+    result = json.loads(path.read_text())
+    rows = result["measures"]
+    measures = [Measure(m["name"], m["values"], m["unit"], m["bar"], m["better"], m["note"]) for m in rows]
+    return measures, result["environment"]

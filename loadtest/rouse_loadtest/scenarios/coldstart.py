@@ -76,7 +76,7 @@ def _close(found: bytes, wanted: bytes) -> bool:
 
 async def running(saved: Saved) -> tuple[float, float, float]:
     """Seconds to prepare the tape in a new executor, of its first request, and of a warm one after it."""
-    async with executor({"capacity-mib": 1024}) as served:
+    async with executor(saved.place) as served:
         await served.map(saved)
         await served.arrived(saved)
         began = time.perf_counter()

@@ -1,4 +1,5 @@
-"""What it costs to run a model's operators in another process: redirected and native, one compute thread each."""
+"""What it costs to run a model's operators in another process: redirected and native, one compute thread each, on the
+same device."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from rouse_loadtest import plot
 from rouse_loadtest.core_models import MODELS, build, is_tiny
+from rouse_loadtest.place import Place
 from rouse_loadtest.report import Measure, figure, table
 from rouse_loadtest.scenario import Run, Scenario
 
@@ -37,11 +39,11 @@ def measure(run: Run) -> Sequence[Measure]:
 
     from rouse_native import redirect
 
-    threads = torch.get_num_threads()
+    threads, on = torch.get_num_threads(), run.place.session
     torch.set_num_threads(1)
     try:
-        with redirect.spawn_local(threads=1), torch.inference_mode():
-            timed = {name: _time(name, run.quick) for name in MODELS}
+        with redirect.spawn_local(threads=1, device=on.device, libraries=on.libraries), torch.inference_mode():
+            timed = {name: _time(name, run.quick, run.place) for name in MODELS}
     finally:
         torch.set_num_threads(threads)
     rows = []
@@ -71,18 +73,20 @@ def measure(run: Run) -> Sequence[Measure]:
     return found
 
 
-def _time(name: str, quick: bool) -> Timed:
-    import torch
-
+def _time(name: str, quick: bool, place: Place) -> Timed:
+    from rouse_loadtest.gpu_exact import agree
     from rouse_native import redirect
 
     built = build(name)
     there = copy.deepcopy(built.module).to("rouse")
     inputs = {key: value.to("rouse") for key, value in built.inputs.items()}
+    here = built.module.to(place.torch)
+    given = {key: value.to(place.torch) for key, value in built.inputs.items()}
     issued: list[float] = []
 
     def native() -> Any:
-        return built.result(built.module(**built.inputs)).clone()
+        # To the host's memory, as the redirected run's: where it comes from a GPU, that waits for it.
+        return built.result(here(**given)).to("cpu", copy=True)
 
     def redirected() -> Any:
         began = time.perf_counter()
@@ -94,7 +98,7 @@ def _time(name: str, quick: bool) -> Timed:
         with redirect.blocking():
             return redirected()
 
-    if not torch.equal(native(), redirected()):
+    if not agree(place, redirected(), native()):
         raise RuntimeError(f"{name}: the redirected run gave other numbers than the native one")
     redirected()
     before = redirect.counters()["calls"]
@@ -122,4 +126,6 @@ def _time(name: str, quick: bool) -> Timed:
     return timed
 
 
-SCENARIO = Scenario("redirect", "operators redirected to an executor process, beside native PyTorch", 4, measure)
+SCENARIO = Scenario(
+    "redirect", "operators redirected to an executor process, beside native PyTorch", 4, measure, anywhere=True
+)

@@ -80,7 +80,7 @@ async def _measure(run: Run) -> list[Round]:
     links = Links(64 << 20)
     # A socket's path has 108 bytes at most.
     with tempfile.TemporaryDirectory(prefix="rouse-") as folder:
-        settings = ExecutorSettings("host:0", Path(folder), {"capacity-mib": 64})
+        settings = ExecutorSettings(run.place.executor, Path(folder), {"capacity-mib": 64}, run.place.program)
         async with ExecutorProcess(settings, links).running() as process:
             await process.serving(TIMEOUT_S)
             session = await _prepare(process.client, Path(folder), image)
@@ -181,4 +181,4 @@ def _eager(rounds: Sequence[Round]) -> str:
     return figure(_median([r.ring_request for r in rounds]))
 
 
-SCENARIO = Scenario("remoting", "what a request to an executor costs beside its work", 0.5, measure)
+SCENARIO = Scenario("remoting", "what a request to an executor costs beside its work", 0.5, measure, anywhere=True)

@@ -1,10 +1,11 @@
 """What it costs to run a model that is not on the device: its swap in runs beside the operations that need it.
 
-The device is `host`: the copy is a thread of a running executor, whose operators compute with one thread. Timed from
-MapModel to the answer: the model is mapped, its tape is read, and the replay waits for just what each operator reads.
+The copy is a thread of a running executor, whose operators compute with one thread on the host, or on another device.
+Timed from MapModel to the answer: the model is mapped, its tape is read, and the replay waits for just what each
+operator reads.
 
-Beside it, per-parameter pipelining, in this process: a layer's hook waits before the layer runs, an embedding's for its
-rows, and each parameter is a group.
+Beside it, on the host, per-parameter pipelining, in this process: a layer's hook waits before the layer runs, an
+embedding's for its rows, and each parameter is a group.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,12 @@ MODELS = {"resnet152_224": resnet152_224, "bert_128": bert_128}
 
 
 @contextmanager
-def device_with(path: Path, size_bytes: int) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """A host device that has its pages, its ranges, a link into it and the image."""
+def device_with(path: Path, size_bytes: int, gpu: int | None = None) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """A host device that has its pages, or a GPU; its ranges, a link into it and the image."""
     from rouse_native.memory import Device, HostImage, Link, Space
 
     capacity = -(-size_bytes // (2 * MIB)) * 2 * MIB
-    device = Device.host(capacity, prefault=True)
+    device = Device.host(capacity, prefault=True) if gpu is None else Device.cuda(gpu, capacity)
     space = Space(device)
     try:
         yield device, space, Link(device), HostImage.open(str(path), size_bytes)
@@ -80,44 +81,85 @@ def swap_in(space: Any, link: Any, image: Any, **how: Any) -> Any:
     return link.start(MODEL_BASE, image, **how)
 
 
-def bandwidth(folder: Path, plots: Path, rounds: int, group_bytes: list[int]) -> Measure:
-    """A whole swap (range, memory, copy, told) beside one memcpy of the same image into memory that is there."""
+def plain_copy(image: Any, gpu: int | None) -> Callable[[], None]:
+    """One copy of as many bytes without anything of ours: memcpy of the image into memory that is there; into a GPU
+    PyTorch's, from pinned memory."""
+    if gpu is None:
+        room = (ctypes.c_char * image.size).from_buffer(mmap.mmap(-1, image.size))
+        ctypes.memset(room, 1, image.size)
+
+        def copy() -> None:
+            ctypes.memmove(room, image.address, image.size)
+
+        return copy
+    import torch
+
+    pinned = torch.zeros(image.size, dtype=torch.uint8).pin_memory()
+    there = pinned.to(f"cuda:{gpu}")
+
+    def copy_pinned() -> None:
+        there.copy_(pinned, non_blocking=True)
+        torch.cuda.synchronize(gpu)
+
+    return copy_pinned
+
+
+def bandwidth(folder: Path, plots: Path, rounds: int, gpu: int | None) -> tuple[list[Measure], int]:
+    """A whole swap (range, memory, copy, told) beside one plain copy of as many bytes; and how big a group is best."""
     from rouse_native.memory import MODEL_BASE, elbow
 
     path = folder / "bandwidth.img"
     path.write_bytes(bytes(BANDWIDTH_BYTES))
-    plain = mmap.mmap(-1, BANDWIDTH_BYTES)
-    to = ctypes.addressof(ctypes.c_char.from_buffer(plain))
-    ctypes.memset(to, 1, BANDWIDTH_BYTES)
-    shares, speeds = [], []
-    with device_with(path, BANDWIDTH_BYTES) as (device, space, link, image):
+    plain, swaps = list[float](), list[float]()
+    with device_with(path, BANDWIDTH_BYTES, gpu) as (device, space, link, image):
+        copy = plain_copy(image, gpu)
         swap_in(space, link, image).wait(WAIT_S)
         curve = device.measure_curve(MODEL_BASE, image, CURVE_BYTES, rounds=rounds)
         space.release(MODEL_BASE)
-        group_bytes.append(elbow(curve))
+        group_bytes = elbow(curve)
         for _ in range(rounds):
             started = time.perf_counter()
-            ctypes.memmove(to, image.address, image.size)
+            copy()
             copied = time.perf_counter()
-            swap_in(space, link, image, group_bytes=group_bytes[0]).wait(WAIT_S)
+            swap_in(space, link, image, group_bytes=group_bytes).wait(WAIT_S)
             swapped = time.perf_counter()
             space.release(MODEL_BASE)
-            shares.append((copied - started) / (swapped - copied))
-            speeds.append(image.size / (swapped - copied))
-    points = [(p.group_bytes / MIB, p.bytes_per_second / 1e9) for p in curve]
-    at = [point for point in points if point[0] == group_bytes[0] / MIB]
+            plain.append(copied - started)
+            swaps.append(swapped - copied)
+    path.unlink()
+    _show_curve([(p.group_bytes / MIB, p.bytes_per_second / 1e9) for p in curve], group_bytes / MIB, plots, gpu)
+    ratios = [copied / swapped for copied, swapped in zip(plain, swaps, strict=True)]
+    if gpu is None:
+        note = "swap of 256 MiB into a host device over memcpy of the same image into memory that is there"
+        return [Measure("bandwidth_over_memcpy", ratios, "ratio", SWAP_OVER_MEMCPY, "higher", note)], group_bytes
+    note = (
+        f"swap of 256 MiB into cuda:{gpu}, the image not pinned, as executors have it, over a copy from pinned memory"
+    )
+    found = [
+        Measure("bandwidth_over_memcpy", ratios, "ratio", SWAP_OVER_MEMCPY, "higher", note),
+        _speed("swap_gb_per_s", swaps, "PCIe's bandwidth as a swap reaches it"),
+        _speed("pinned_copy_gb_per_s", plain, "as PyTorch's copy from pinned memory reaches it"),
+    ]
+    print(table([[m.name, f"{m.value:.2f}"] for m in found[1:]], ["into the GPU", "GB/s"]), flush=True)
+    return found, group_bytes
+
+
+def _speed(name: str, seconds: Sequence[float], note: str) -> Measure:
+    return Measure(name, [BANDWIDTH_BYTES / 1e9 / each for each in seconds], "GB/s", None, "higher", note)
+
+
+def _show_curve(points: Sequence[tuple[float, float]], elbow_mib: float, plots: Path, gpu: int | None) -> None:
+    """Draws and prints GB/s by MiB a group."""
+    at = [point for point in points if point[0] == elbow_mib]
     plot.lines(
         plots / "swap_throughput.svg",
-        "Copying into a host device, by the size of a group",
+        f"Copying into {'a host device' if gpu is None else f'cuda:{gpu}'}, by the size of a group",
         "MiB a group",
         "GB/s",
-        {"copied": points, f"elbow: {group_bytes[0] / MIB:g} MiB": at},
+        {"copied": points, f"elbow: {elbow_mib:g} MiB": at},
     )
     rows = [[f"{size:g}", f"{speed:.2f}", "elbow" if (size, speed) in at else ""] for size, speed in points]
     print(table(rows, ["MiB a group", "GB/s", ""]), flush=True)
-    path.unlink()
-    note = "swap of 256 MiB into a host device over memcpy of the same image into memory that is there"
-    return Measure("bandwidth_over_memcpy", shares, "ratio", SWAP_OVER_MEMCPY, "higher", note)
 
 
 class Placed:
@@ -205,7 +247,7 @@ class Placed:
 async def through_an_executor(saved: Saved, rounds: int) -> dict[str, list[float]]:
     """Seconds of a warm request, and of requests that begin without the model on the device."""
     taken: dict[str, list[float]] = {"warm": [], "swap": [], "load_then_run": []}
-    async with executor({"capacity-mib": 1024}) as served:
+    async with executor(saved.place) as served:
         await served.map(saved)
         await served.load(saved)
         await served.ask(saved)
@@ -262,25 +304,32 @@ def measure(run: Run) -> Sequence[Measure]:
 
     torch.set_num_threads(1)
     rounds, model_rounds = (3, 2) if run.quick else (BANDWIDTH_ROUNDS, MODEL_ROUNDS)
-    measures, group_bytes = [], list[int]()
+    place, group_bytes = run.place, 0
+    measures: list[Measure] = []
     with tempfile.TemporaryDirectory(prefix="rouse-bench-", dir=SHARED_MEMORY) as temporary:
         folder = Path(temporary)
-        measures.append(bandwidth(folder, run.plots, rounds, group_bytes))
+        if place.copied_to:
+            measures, group_bytes = bandwidth(folder, run.plots, rounds, place.gpu)
+        else:
+            print(f"bandwidth: left out, as this process cannot copy into memory of {place.name}", flush=True)
         for name in MODELS:
-            place = folder / name
-            place.mkdir()
+            model = folder / name
+            model.mkdir()
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                taken = runner.run(through_an_executor(save(name, place), model_rounds))
-            shutil.rmtree(place)
-            beside = in_this_process(name, folder / f"{name}.img", model_rounds, group_bytes[0])
+                taken = runner.run(through_an_executor(save(name, model, place), model_rounds))
+            shutil.rmtree(model)
             rows = [[way, f"{statistics.median(s) * 1000:.1f}"] for way, s in taken.items()]
-            rows += [[f"{way}, in this process", f"{statistics.median(s) * 1000:.1f}"] for way, s in beside.items()]
-            print(table(rows, [name, "ms"]), flush=True)
             note = "model not on the device before, one compute thread; MapModel to answer over a request with it there"
             for way, bar in (("swap", SWAP_OVER_WARM[name]), ("load_then_run", None)):
                 measures.append(_over_warm(way, name, taken, bar, note))
-            measures.append(_over_warm("per_parameter", name, beside, None, "the same by hooks, in one process"))
+            if place.on_host:
+                beside = in_this_process(name, folder / f"{name}.img", model_rounds, group_bytes)
+                rows += [[f"{way}, in this process", f"{statistics.median(s) * 1000:.1f}"] for way, s in beside.items()]
+                measures.append(_over_warm("per_parameter", name, beside, None, "the same by hooks, in one process"))
+            else:
+                rows.append(["per_parameter, in this process", "on the host only"])
+            print(table(rows, [name, "ms"]), flush=True)
     return measures
 
 
-SCENARIO = Scenario("swap", "a model that is not on the device: swap in beside its run", 1.5, measure)
+SCENARIO = Scenario("swap", "a model that is not on the device: swap in beside its run", 1.5, measure, anywhere=True)

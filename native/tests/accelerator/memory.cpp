@@ -13,7 +13,8 @@
 namespace rouse::accelerator {
 namespace {
 
-constexpr std::size_t kBytes = std::size_t{256} << 20;
+// The largest model of the scenario redirect, and what it computes with; pages that nobody uses take no memory.
+constexpr std::size_t kBytes = std::size_t{1} << 30;
 constexpr std::size_t kAlignment = 64;
 // Among models' addresses, so that tests can put weights there, and behind those of tests of devices.
 constexpr std::uintptr_t kBase = device::kTestBase + 0x10'0000'0000;

@@ -15,9 +15,12 @@ from rouse_loadtest.gpu_check import (
     gpu_name,
     judged,
     main,
+    measured,
     missing_parts,
     report_text,
+    scenario,
 )
+from rouse_loadtest.report import Measure
 
 
 @pytest.mark.parametrize(
@@ -34,16 +37,61 @@ def test_a_part_passes_only_where_all_of_it_ran(ran: int, skipped: int, failed: 
     assert judged("part", ran, skipped, failed).outcome is outcome
 
 
-def test_what_is_not_implemented_is_named_and_never_success() -> None:
+def test_what_is_not_implemented_is_named_and_never_success(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = Part("device memory", Outcome.PASSED, "8 passed", 8)
     assert exit_code([passed]) == 0
-    assert exit_code([passed, *missing_parts()]) == 3
     assert exit_code([passed, Part("exactness", Outcome.FAILED, "", 1)]) == 1
-    assert exit_code(missing_parts()) == 1
-    assert exit_code([]) == 1
-    text = report_text("a GPU", [passed, *missing_parts()], "2026-01-02", {"cpu": "x"})
-    for part in missing_parts():
-        assert f"| {part.name} | not implemented | {part.said} |" in text
+    for absent, code in (({}, 0), ({"one": "it is not built", "two": "nor is this | that"}, 3)):
+        monkeypatch.setattr("rouse_loadtest.gpu_check.NOT_IMPLEMENTED", absent)
+        missing = missing_parts()
+        assert exit_code([passed, *missing]) == code
+        assert exit_code(missing) == 1
+        text = report_text("a GPU", [passed, *missing], "2026-01-02", {"cpu": "x"})
+        assert text.count("| not implemented |") == len(absent)
+    assert "| two | not implemented | nor is this \\| that |" in text
+
+
+GOOD = Measure("ratio", [0.9, 1.0, 1.3], "ratio", 1.1)
+BAD = Measure("share", [0.25], "ratio", 0.9, "higher")
+SHOWN = Measure("speed", [12.5], "GB/s")
+
+
+def test_a_scenario_passes_where_all_its_bars_hold_on_that_device() -> None:
+    def part(*measures: Measure, device: str = "cuda:0") -> Part:
+        return measured("swap", "cuda:0", measures, {"device": device})
+
+    assert (part(GOOD, SHOWN).outcome, part(GOOD, SHOWN).ran) == (Outcome.PASSED, 2)
+    assert (part(GOOD, BAD).outcome, part(GOOD, BAD).said) == (Outcome.FAILED, "does not hold: share: 0.25, bar 0.9")
+    assert part().outcome is Outcome.FAILED
+    elsewhere = part(GOOD, device="host:0")
+    assert (elsewhere.outcome, elsewhere.ran) == (Outcome.FAILED, 0)
+    assert "it ran on host:0" in elsewhere.said
+
+
+def test_the_report_has_the_figures_of_scenarios_also_where_they_do_not_hold() -> None:
+    crashed = Part("sessions", Outcome.FAILED, "it ended with -6: main()\n[ RUN      ] One\n")
+    parts = [measured("swap", "cuda:0", [GOOD, BAD, SHOWN], {"device": "cuda:0"}), crashed]
+    text = report_text("a GPU", parts, "2026-01-02", {"cpu": "x"})
+    assert "| swap | failed | does not hold: share: 0.25, bar 0.9 |" in text
+    assert "| sessions | failed | it ended with -6: main() [ RUN ] One |" in text
+    assert "| ratio | 1 | ratio | 0.9 … 1.3 | ≤ 1.1 | holds |" in text
+    assert "| share | 0.25 | ratio | 0.25 … 0.25 | ≥ 0.9 | DOES NOT HOLD |" in text
+    assert "| speed | 12.5 | GB/s | 12.5 … 12.5 |  |  |" in text
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## swap"]
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "limit_s", "said"),
+    [
+        ("remoting", "host:0", 0.05, "not done within 0 s"),
+        ("remoting", "cuda:63", 60.0, "it ended with 2: make bench: PyTorch"),
+        ("none", "host:0", 60.0, "it ended with 2: make bench: there is no scenario 'none'"),
+    ],
+)
+def test_a_scenario_that_does_not_come_to_its_end_fails(name: str, device: str, limit_s: float, said: str) -> None:
+    part = scenario(name, limit_s, device)
+    assert (part.outcome, part.ran, list(part.measures)) == (Outcome.FAILED, 0, [])
+    assert said in part.said
 
 
 def test_a_machine_without_a_gpu_is_told_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
