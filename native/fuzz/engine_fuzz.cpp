@@ -25,7 +25,7 @@ class Discard final : public rouse::executor::Responder {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const c10::InferenceMode inference;
-  rouse::executor::Engine engine({.max_bytes = 1 << 20});
+  rouse::executor::Engine engine({.max_bytes = 1 << 20, .compute = {}});
   Discard responder;
   std::vector<std::uint64_t> message;
   while (size >= 8) {
