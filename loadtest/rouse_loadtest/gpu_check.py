@@ -51,7 +51,6 @@ NOT_IMPLEMENTED = {
     "redirect": "its executors of the CPU are not yet given another device",
     "swap": "the scenario swaps into memory of the host, and PCIe's bandwidth is not measured",
     "remoting": "gpu-server and its scenario start executors on host:N only",
-    "CUDA graphs": "tapes are replayed operator by operator",
 }
 
 
@@ -61,6 +60,7 @@ NATIVE = {
     "copies, memory, random numbers": ("executor/compute_test", "*/cuda_0"),
     "sessions": ("executor/engine_test", "*/cuda_0"),
     "tapes": ("tape/tape_replay_test", "*/cuda_0"),
+    "CUDA graphs": ("tape/tape_graph_test", "*/cuda_0"),
 }
 
 
