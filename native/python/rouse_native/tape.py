@@ -54,6 +54,8 @@ class TapeInfo:
         replays, guards_missed: of all its tapes.
         planned_blocks, unplanned_blocks: allocations of its first tape's replays, at their planned place and elsewhere.
         arena_bytes, least_bytes, all_bytes: of its first tape's plan; what any plan needs; of all blocks together.
+        graph_replays: replays of its first tape that the device was given as one graph.
+        no_graph: why there are none of them; empty where there are, or may yet be.
         refused: why the last request gave no tape; empty where it did, or was the first of its kind.
     """
 
@@ -67,6 +69,8 @@ class TapeInfo:
     arena_bytes: int
     least_bytes: int
     all_bytes: int
+    graph_replays: int
+    no_graph: str
     refused: str
 
 

@@ -127,15 +127,16 @@ Result<std::span<const std::byte>> Compute::look(const c10::Storage& from, std::
   return std::span<const std::byte>(room);
 }
 
-Status Compute::copy(const c10::Storage& to, const c10::Storage& from, std::uint64_t bytes) const {
+Status Compute::copy(const c10::Storage& to, const c10::Storage& from, std::uint64_t bytes,
+                     std::uint64_t offset) const {
   if (bytes == 0) return {};
   if (host()) {
-    std::memcpy(to.mutable_data(), from.data(), bytes);
+    std::memcpy(static_cast<std::byte*>(to.mutable_data()) + offset, from.data(), bytes);
     return {};
   }
   return guarded([&] {
     const c10::InferenceMode mode;
-    bytes_of(to, 0, bytes).copy_(bytes_of(from, 0, bytes));
+    bytes_of(to, offset, bytes).copy_(bytes_of(from, 0, bytes));
   });
 }
 

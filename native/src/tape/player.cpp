@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <string>
 
+#include "guarded.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/arrival.h"
 #include "rouse/executor/lifetime_log.h"
@@ -23,15 +23,7 @@ constexpr int kMostPlans = 3;
 // Operators whose tensors have more bytes together are not rehearsed: they compute longer than they prepare.
 constexpr std::uint64_t kRehearsedBytes = 512 << 10;
 
-// Kernels' exceptions, and the allocator's, as a status.
-template <typename Body>
-Status guarded(const Body& body) {
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    return Status(Code::kFailed, std::string("a replay failed: ") + error.what());
-  }
-}
+constexpr const char* kWhat = "a replay";
 
 class DefaultDtype {
  public:
@@ -62,7 +54,7 @@ Result<std::unique_ptr<Player>> Player::prepare(Tape tape, const Find& find, con
     if (!decoded.ok()) return decoded.status();
     player->operations_.push_back(std::move(decoded).value());
   }
-  const Status bound = guarded([&] { return player->bind(find); });
+  const Status bound = guarded(kWhat, [&] { return player->bind(find); });
   if (!bound.ok()) return bound;
   if (compute.host() && !player->tape_.lifetimes.empty()) {
     // A plan out of a file: worth a try; blocks that do not come as planned go elsewhere.
@@ -71,6 +63,7 @@ Result<std::unique_ptr<Player>> Player::prepare(Tape tape, const Find& find, con
     player->layout_ = std::move(layout).value();
     player->stats_.arena_bytes = player->tape_.plan.bytes;
   }
+  player->stats_.no_graph = player->why_no_graph();
   return player;
 }
 
@@ -88,6 +81,7 @@ Status Player::bind(const Find& find) {
                                            std::to_string(found.value().nbytes()) + " bytes, not " +
                                            std::to_string(place.bytes));
       storages_[i] = std::move(found).value();
+      if (place.kind == Class::kHeld) held_.push_back(i);
     } else if (place.kind == Class::kConstant) {
       const auto& blob = tape_.blobs[place.value];
       storages_[i] = compute_.make_storage(blob.size());
@@ -112,6 +106,12 @@ Status Player::bind(const Find& find) {
       ROUSE_RETURN_IF_ERROR(prepare_call(instruction, step));
     else if (instruction.op != Op::kValue && instruction.op != Op::kSeed)
       step.place = tape_.operands[instruction.first];
+    if (instruction.op == Op::kWrite && !compute_.host()) {
+      // A copy on the device waits for nothing, and a graph holds it.
+      const auto& blob = tape_.blobs[instruction.number];
+      step.constant = compute_.make_storage(blob.size());
+      ROUSE_RETURN_IF_ERROR(compute_.write(step.constant, 0, blob));
+    }
   }
   for (const Output& output : tape_.outputs)
     if (output.dtype >= static_cast<std::uint8_t>(c10::ScalarType::NumOptions))
@@ -157,7 +157,7 @@ void Player::rehearse(executor::Arena* arena) {
     // Others' operators may keep a state of their own.
     if (bytes > kRehearsedBytes || !operation->name().starts_with("aten::")) continue;
     // An operator may refuse zeros; its replay then pays for itself.
-    (void)guarded([&] {
+    (void)guarded(kWhat, [&] {
       std::vector<at::Tensor> tensors;
       for (const executor::Slot& slot : operation->slots()) {
         c10::Storage storage = compute_.make_storage(slot.spec.required_bytes);
@@ -241,6 +241,7 @@ Status Player::step(Step& step, const Surroundings& with, bool& missed) {
         return Status(Code::kInvalid, "a tape writes or reads past the end of a storage");
       if (blob.empty()) return {};
       ROUSE_RETURN_IF_ERROR(wait_for_place(step.place, step.offset, blob.size(), with));
+      if (step.constant) return compute_.copy(storage, step.constant, blob.size(), step.offset);
       if (step.op == Op::kWrite) return compute_.write(storage, step.offset, blob);
       const auto found = compute_.look(storage, step.offset, blob.size(), read_);
       if (!found.ok()) return found.status();
@@ -296,6 +297,10 @@ Result<Replayed> Player::run(std::span<const c10::Storage> inputs, const Surroun
   for (std::size_t i = 0; i < inputs.size(); ++i)
     if (!inputs[i] || inputs[i].nbytes() < tape_.places[inputs_[i]].bytes)
       return Status(Code::kInvalid, "input " + std::to_string(i) + " is smaller than the one that was taped");
+  if (may_be_graph(inputs, with)) {
+    if (!captured_) ROUSE_RETURN_IF_ERROR(capture(inputs, with));
+    if (captured_) return replay_graph(inputs);
+  }
   executor::Heap* heap = executor::UseHeap::heap();
   std::optional<Replayed> replayed;
   Status status;
@@ -306,20 +311,20 @@ Result<Replayed> Player::run(std::span<const c10::Storage> inputs, const Surroun
     return walked.status();
   };
   if (heap == nullptr || with.arena == nullptr || !compute_.host()) {
-    status = guarded(walk_it);
+    status = guarded(kWhat, walk_it);
   } else if (layout_ && with.arena->begin(*layout_).ok()) {
     const executor::UseHeap use(*heap, with.arena);
-    status = guarded(walk_it);
+    status = guarded(kWhat, walk_it);
     stats_.planned_blocks += use.planned();
     stats_.unplanned_blocks += use.unplanned();
     // A plan that did not hold is made anew from what the next replay does.
     if (!with.arena->finish() && plans_tried_ <= kMostPlans) layout_.reset();
   } else if (layout_ || plans_tried_ > kMostPlans) {
-    status = guarded(walk_it);
+    status = guarded(kWhat, walk_it);
   } else {
     const auto log = executor::LifetimeLog::make();
     const executor::UseHeap use(*heap, nullptr, log.get());
-    status = guarded(walk_it);
+    status = guarded(kWhat, walk_it);
     if (status.ok() && !replayed->missed) {
       auto lifetimes = log->finish();
       if (lifetimes.ok()) learn_plan(std::move(lifetimes).value());

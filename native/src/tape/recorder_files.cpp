@@ -27,8 +27,11 @@ std::string quoted(const std::string& text) {
 std::vector<SignatureInfo> Recorder::info() const {
   std::vector<SignatureInfo> found;
   for (const auto& [signature, entry] : entries_) {
-    SignatureInfo info{signature, entry->recorded, static_cast<std::uint32_t>(entry->players.size()), 0, 0,
-                       {},        entry->refused};
+    SignatureInfo info;
+    info.signature = signature;
+    info.recorded = entry->recorded;
+    info.tapes = static_cast<std::uint32_t>(entry->players.size());
+    info.refused = entry->refused;
     for (const auto& player : entry->players) {
       info.replays += player->stats().replays;
       info.guards_missed += player->stats().guards_missed;
@@ -49,7 +52,8 @@ std::string Recorder::describe() const {
          << ",\"guards_missed\":" << info.guards_missed << ",\"planned_blocks\":" << info.stats.planned_blocks
          << ",\"unplanned_blocks\":" << info.stats.unplanned_blocks << ",\"arena_bytes\":" << info.stats.arena_bytes
          << ",\"least_bytes\":" << info.stats.least_bytes << ",\"all_bytes\":" << info.stats.all_bytes
-         << ",\"refused\":\"" << quoted(info.refused) << "\"}";
+         << ",\"graph_replays\":" << info.stats.graph_replays << ",\"no_graph\":\"" << quoted(info.stats.no_graph)
+         << "\",\"refused\":\"" << quoted(info.refused) << "\"}";
     separator = ",";
     // One message holds it; the rest is counted in the number of signatures only.
     if (text.tellp() > kMaxDescription) break;

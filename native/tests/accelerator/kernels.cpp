@@ -7,12 +7,14 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "graph.h"
 #include "memory.h"
 #include "state.h"
 
@@ -36,25 +38,31 @@ at::Tensor tensor_over(const c10::Storage& storage, DispatchKey key, const at::T
   return made;
 }
 
+// An argument or a result, with `change` of each tensor in it.
+template <typename Change>
+c10::IValue with_tensors(const c10::IValue& value, const Change& change) {
+  if (value.isTensor()) return change(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorList()) list.push_back(change(each));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& each : value.toOptionalTensorList())
+      list.push_back(each ? std::optional(change(*each)) : std::nullopt);
+    return list;
+  }
+  return value;
+}
+
 // One call: what lies on the device, as the CPU's kernels are shown it, and back.
 class Call {
  public:
   c10::IValue inward(const c10::IValue& value) {
-    if (value.isTensor()) return inward(value.toTensor());
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& each : value.toTensorList()) list.push_back(inward(each));
-      return list;
-    }
-    if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor>& each : value.toOptionalTensorList())
-        list.push_back(each ? std::optional(inward(*each)) : std::nullopt);
-      return list;
-    }
     if (value.isDevice() && value.toDevice().is_privateuseone()) return c10::Device(c10::DeviceType::CPU);
     if (value.isGenerator()) return static_cast<Generator*>(value.toGenerator().unsafeGetGeneratorImpl())->inner();
-    return value;
+    return with_tensors(value, [this](const at::Tensor& tensor) { return inward(tensor); });
   }
 
   at::Tensor inward(const at::Tensor& tensor) {
@@ -94,13 +102,7 @@ class Call {
   }
 
   c10::IValue outward(const c10::IValue& value) {
-    if (value.isTensor()) return outward(value.toTensor());
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& each : value.toTensorList()) list.push_back(outward(each));
-      return list;
-    }
-    return value;
+    return with_tensors(value, [this](const at::Tensor& tensor) { return outward(tensor); });
   }
 
   at::Tensor outward(const at::Tensor& tensor) {
@@ -136,12 +138,12 @@ class Call {
 };
 
 void ran() {
+  if (Capture::current() != nullptr) return;
   ++state().kernels;
   if (!state().fail_next.empty()) state().failed = std::exchange(state().fail_next, std::string());
 }
 
-// Any operator.
-void run(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void execute(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const auto& schema = operation.schema();
   Call call;
   torch::jit::Stack inner;
@@ -177,11 +179,107 @@ void run(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::
   if (reads) wait_for_device();
 }
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+// Tensors over the same memory as those that are given, in storages of their own: whatever becomes of those, a graph's
+// calls find it.
+class Twins {
+ public:
+  c10::IValue operator()(const c10::IValue& value) {
+    return with_tensors(value, [this](const at::Tensor& tensor) { return (*this)(tensor); });
+  }
+
+  at::Tensor operator()(const at::Tensor& tensor) {
+    if (!on_device(tensor)) return tensor;
+    const c10::Storage& given = tensor.storage();
+    auto found = std::find_if(storages_.begin(), storages_.end(), [&](const auto& pair) {
+      return pair.first.unsafeGetStorageImpl() == given.unsafeGetStorageImpl();
+    });
+    if (found == storages_.end()) {
+      c10::Storage twin(c10::Storage::use_byte_size_t(), given.nbytes(),
+                        c10::DataPtr(const_cast<void*>(given.data()), device()),
+                        c10::GetAllocator(c10::DeviceType::PrivateUse1), given.unsafeGetStorageImpl()->resizable());
+      found = storages_.insert(storages_.end(), std::pair(given, std::move(twin)));
+    }
+    at::Tensor twin = tensor_over(found->second, DispatchKey::PrivateUse1, tensor);
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) twin.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return twin;
+  }
+
+  // What was given and its twin, in the order of the arguments.
+  const std::vector<std::pair<c10::Storage, c10::Storage>>& storages() const { return storages_; }
+
+ private:
+  std::vector<std::pair<c10::Storage, c10::Storage>> storages_;
+};
+
+// Where a call of a graph has left something, and has to leave it again.
+struct Left {
+  const void* address;
+  std::size_t bytes;
+};
+
+void leave(const Left& left, const c10::Storage& storage) {
+  if (storage.data() == left.address) return;
+  auto& memory = Memory::get();
+  std::memcpy(memory.inside(left.address), memory.inside(storage.data()), std::min(left.bytes, storage.nbytes()));
+}
+
+std::vector<c10::Storage> results_of(const torch::jit::Stack& stack) {
+  std::vector<c10::Storage> storages;
+  for (const c10::IValue& value : stack)
+    with_tensors(value, [&](const at::Tensor& tensor) {
+      if (on_device(tensor)) storages.push_back(tensor.storage());
+      return tensor;
+    });
+  return storages;
+}
+
+// A call into a graph: done now, as what follows needs its results' looks, undone at the capture's end, and done again,
+// from and to the same addresses, by each replay.
+void capture_call(Capture& capture, const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  const std::size_t count = operation.schema().arguments().size();
+  Twins twins;
+  torch::jit::Stack arguments;
+  for (const c10::IValue& given : torch::jit::last(*stack, count)) arguments.push_back(twins(given));
+  for (const auto& [given, twin] : twins.storages()) capture.keep(given);
+  torch::jit::Stack results(stack->end() - static_cast<long>(count), stack->end());
+  execute(operation, &results);
+  std::vector<Left> resized, made;
+  for (const auto& [given, twin] : twins.storages()) resized.push_back({given.data(), given.nbytes()});
+  for (const c10::Storage& storage : results_of(results)) made.push_back({storage.data(), storage.nbytes()});
+  capture.add([operation, arguments, resized, made] {
+    Twins again;
+    torch::jit::Stack values;
+    for (const c10::IValue& argument : arguments) values.push_back(again(argument));
+    execute(operation, &values);
+    for (std::size_t i = 0; i < resized.size(); ++i) leave(resized[i], again.storages()[i].second);
+    const auto storages = results_of(values);
+    for (std::size_t i = 0; i < made.size(); ++i) leave(made[i], storages[i]);
+  });
+  torch::jit::drop(*stack, count);
+  stack->insert(stack->end(), results.begin(), results.end());
+}
+
+// Any operator.
+void run(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (Capture* const capture = Capture::current()) return capture_call(*capture, operation, stack);
+  execute(operation, stack);
+}
+
+void copy(const at::Tensor& from, const at::Tensor& to) {
   Call call;
   const at::Tensor source = call.inward(from);
   call.inward(to).copy_(source);
   ran();
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (Capture* const capture = Capture::current()) {
+    if (on_device(from) != on_device(to)) capture->refuse("a copy from or to the host");
+    Twins twins;
+    capture->add([source = twins(from), target = twins(to)] { copy(source, target); });
+    for (const auto& [given, twin] : twins.storages()) capture->keep(given);
+  }
+  copy(from, to);
   if (!non_blocking && on_device(from) != on_device(to)) wait_for_device();
   return to;
 }

@@ -10,6 +10,7 @@
 
 #include <cstring>
 
+#include "graph.h"
 #include "kernels.h"
 #include "memory.h"
 #include "state.h"
@@ -21,7 +22,13 @@ State& state() {
   return *made;
 }
 
+c10::StreamId& current_stream() {
+  thread_local c10::StreamId current = 0;
+  return current;
+}
+
 void wait_for_device() {
+  if (Capture* const capture = Capture::current()) capture->refuse("waiting for the device");
   ++state().synchronisations;
   const std::string failed = std::exchange(state().failed, std::string());
   TORCH_CHECK(failed.empty(), failed);
@@ -32,6 +39,7 @@ namespace {
 class DeviceAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
+    if (Capture* const capture = Capture::current()) return capture->allocate(bytes);
     void* const made = bytes == 0 ? nullptr : Memory::get().allocate(bytes);
     if (made == nullptr && bytes != 0) C10_THROW_ERROR(OutOfMemoryError, "the stand-in has no memory left");
     return {made, made, &release, device()};
@@ -52,11 +60,18 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return device(); }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, device()); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream getStream(c10::Device) const override { return stream(current_stream()); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream(0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return stream(1); }
+  c10::Stream exchangeStream(c10::Stream next) const override {
+    return stream(std::exchange(current_stream(), next.id()));
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void synchronizeStream(const c10::Stream&) const override { wait_for_device(); }
   void synchronizeDevice(c10::DeviceIndex) const override { wait_for_device(); }
+
+ private:
+  static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, device(), id); }
 };
 
 class Hooks final : public at::PrivateUse1HooksInterface {
@@ -86,6 +101,7 @@ c10::Device stand_in() {
     c10::impl::registerDeviceGuard(c10::DeviceType::PrivateUse1, &guard);
     at::RegisterPrivateUse1HooksInterface(new Hooks());
     register_kernels();
+    register_graphs();
     return true;
   }();
   (void)once;

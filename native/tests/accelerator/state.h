@@ -6,6 +6,7 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
 #include <c10/core/GeneratorImpl.h>
+#include <c10/core/Stream.h>
 
 #include <atomic>
 #include <cstdint>
@@ -21,6 +22,8 @@ struct State {
   std::string fail_next, failed;
 };
 State& state();
+// Of this thread: 0 is the default one. All do what they are given at once, so that no stream waits for another.
+c10::StreamId& current_stream();
 // Throws what failed on the device since the last time.
 void wait_for_device();
 

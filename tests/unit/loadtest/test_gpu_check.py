@@ -16,7 +16,6 @@ from rouse_loadtest.gpu_check import (
     judged,
     main,
     measured,
-    missing_parts,
     report_text,
     scenario,
 )
@@ -37,18 +36,12 @@ def test_a_part_passes_only_where_all_of_it_ran(ran: int, skipped: int, failed: 
     assert judged("part", ran, skipped, failed).outcome is outcome
 
 
-def test_what_is_not_implemented_is_named_and_never_success(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_succeeds_only_where_every_part_ran_and_passed() -> None:
     passed = Part("device memory", Outcome.PASSED, "8 passed", 8)
     assert exit_code([passed]) == 0
     assert exit_code([passed, Part("exactness", Outcome.FAILED, "", 1)]) == 1
-    for absent, code in (({}, 0), ({"one": "it is not built", "two": "nor is this | that"}, 3)):
-        monkeypatch.setattr("rouse_loadtest.gpu_check.NOT_IMPLEMENTED", absent)
-        missing = missing_parts()
-        assert exit_code([passed, *missing]) == code
-        assert exit_code(missing) == 1
-        text = report_text("a GPU", [passed, *missing], "2026-01-02", {"cpu": "x"})
-        assert text.count("| not implemented |") == len(absent)
-    assert "| two | not implemented | nor is this \\| that |" in text
+    assert exit_code([passed, Part("exactness", Outcome.PASSED, "", 0)]) == 1
+    assert exit_code([]) == 1
 
 
 GOOD = Measure("ratio", [0.9, 1.0, 1.3], "ratio", 1.1)

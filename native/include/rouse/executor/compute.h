@@ -41,8 +41,8 @@ class Compute {
   // The bytes where they are, if the process may touch them; else read into `room`. Until either changes.
   Result<std::span<const std::byte>> look(const c10::Storage& from, std::uint64_t offset, std::uint64_t count,
                                           std::vector<std::byte>& room) const;
-  // The first `bytes`.
-  Status copy(const c10::Storage& to, const c10::Storage& from, std::uint64_t bytes) const;
+  // The first `bytes` of `from`, to `offset`.
+  Status copy(const c10::Storage& to, const c10::Storage& from, std::uint64_t bytes, std::uint64_t offset = 0) const;
   Status zero(const c10::Storage& storage) const;
   // Gives memory that the device's allocator keeps for the next storage back to the device.
   Status trim() const;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "rouse/base/status.h"
@@ -17,6 +18,7 @@
 #include "rouse/executor/compute.h"
 #include "rouse/executor/engine.h"
 #include "rouse/executor/generators.h"
+#include "rouse/tape/graph.h"
 #include "rouse/tape/tape.h"
 
 namespace rouse::tape {
@@ -42,9 +44,11 @@ struct Replayed {
 struct PlayerStats {
   std::uint64_t replays = 0, guards_missed = 0;
   std::uint64_t planned_blocks = 0, unplanned_blocks = 0;
-  std::uint64_t arena_bytes = 0;  // of the plan; 0: there is none
-  std::uint64_t least_bytes = 0;  // that any plan would need
-  std::uint64_t all_bytes = 0;    // of all blocks together
+  std::uint64_t arena_bytes = 0;    // of the plan; 0: there is none
+  std::uint64_t least_bytes = 0;    // that any plan would need
+  std::uint64_t all_bytes = 0;      // of all blocks together
+  std::uint64_t graph_replays = 0;  // of `replays`: those that the device was given as one graph
+  std::string no_graph;             // why there are none of them; empty: there are, or may yet be
 };
 
 // Not thread-safe: one replay at a time.
@@ -59,7 +63,8 @@ class Player {
                                                  std::vector<std::shared_ptr<executor::Operation>> operations = {});
 
   // Runs it. INVALID: other inputs than the tape's; FAILED: an operator failed. A device that computes beside the host
-  // may still be at it when this returns; guards wait for it.
+  // may still be at it when this returns; guards wait for it. The first runs give it operator by operator, later ones
+  // as one graph, where the device has graphs and the tape can be one (PlayerStats::no_graph); both come to the same.
   Result<Replayed> run(std::span<const c10::Storage> inputs, const Surroundings& with);
 
   // Runs its small operators once, on zeros in memory of their own, so that the first replay does not pay for what
@@ -81,6 +86,14 @@ class Player {
     std::vector<std::uint32_t> makes, ends;                      // places
     std::uint32_t place = 0, number = 0;
     std::uint64_t offset = 0, count = 0;
+    c10::Storage constant;  // of a write: its bytes on the device; none where the process may touch that memory
+  };
+  // A replay as a graph, in which all memory has the address that it had when it was captured.
+  struct Captured {
+    Graph graph;
+    std::vector<c10::Storage> inputs;   // its own: what a request gives is copied into them
+    std::vector<c10::Storage> outputs;  // one an output: its own, where the tape makes them
+    std::vector<const void*> held;      // where what the session holds lay: held_addresses()
   };
 
   Player(Tape tape, const executor::Compute& compute) : compute_(compute), tape_(std::move(tape)) {}
@@ -92,6 +105,14 @@ class Player {
   // Waits for a part of a place that is a weight.
   Status wait_for_place(std::uint32_t place, std::uint64_t offset, std::uint64_t bytes, const Surroundings& with) const;
   Result<Replayed> walk(std::span<const c10::Storage> inputs, const Surroundings& with);
+  // Replays as a graph: player_graph.cpp.
+  std::string why_no_graph() const;
+  // Whether this replay may be one. It forgets a graph whose memory is no longer where it was.
+  bool may_be_graph(std::span<const c10::Storage> inputs, const Surroundings& with);
+  std::vector<const void*> held_addresses() const;
+  // Not ok: what came before it failed. A capture that fails is not tried again, and leaves its reason.
+  Status capture(std::span<const c10::Storage> inputs, const Surroundings& with);
+  Result<Replayed> replay_graph(std::span<const c10::Storage> inputs);
   void learn_plan(std::vector<Lifetime> lifetimes);
   void forget();
 
@@ -102,9 +123,11 @@ class Player {
   std::vector<c10::Storage> storages_;  // by place
   std::vector<std::uint32_t> inputs_;   // places of inputs, in order
   std::vector<std::uint32_t> passing_;  // places that a replay leaves empty again
+  std::vector<std::uint32_t> held_;     // places that the session holds
   c10::Storage empty_;
   std::optional<executor::Layout> layout_;
   int plans_tried_ = 0;
+  std::optional<Captured> captured_;
   PlayerStats stats_;
   torch::jit::Stack stack_;
   std::vector<at::Tensor> returned_;
