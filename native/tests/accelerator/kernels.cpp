@@ -138,7 +138,7 @@ class Call {
 };
 
 void ran() {
-  if (Capture::current() != nullptr) return;
+  if (Capture::current() != nullptr) return;  // what is captured is undone: nobody sees that it ran
   ++state().kernels;
   if (!state().fail_next.empty()) state().failed = std::exchange(state().fail_next, std::string());
 }
