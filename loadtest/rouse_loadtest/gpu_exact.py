@@ -9,9 +9,9 @@ import torch
 
 from rouse_loadtest.place import Place
 
-# Largest |found - expected| over (1 + |expected|), by dtype: other kernels sum in another order, and matrices of
-# float32 are multiplied without TF32, PyTorch's default. Of values around 1, as below.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+# Largest |found - expected| over (1 + |expected|), by dtype: other kernels sum in another order, and convolutions of
+# float32 may be computed in TF32, with ten bits of mantissa, PyTorch's default. Of values around 1, as below.
+TOLERANCES = {torch.float32: 5e-3, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 
 
 @dataclass(frozen=True)

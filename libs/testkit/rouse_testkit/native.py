@@ -17,8 +17,10 @@ HEADER = "usr/include/gtest/gtest.h"
 FETCH_TIMEOUT_S = 120.0
 BUILD_TIMEOUT_S = 1500.0
 TEST_TIMEOUT_S = 900.0
-# Slow machines, and what has to run beside: two compilers at once.
-JOBS = "2"
+# A compiler that reads PyTorch's headers takes so much; slow machines have two at once all the same.
+UNIT_BYTES = 1536 << 20
+MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+JOBS = str(max(2, min(len(os.sched_getaffinity(0)), MEMORY_BYTES // UNIT_BYTES)))
 TOOLS = Path(sys.executable).parent
 
 

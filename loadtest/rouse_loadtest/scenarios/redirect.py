@@ -1,5 +1,5 @@
-"""What it costs to run a model's operators in another process: redirected and native, one compute thread each, on the
-same device."""
+"""What it costs to run a model's operators in another process: redirected, replayed from a tape, and native, with one
+compute thread each on the same device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from rouse_loadtest.report import Measure, figure, table
 from rouse_loadtest.scenario import Run, Scenario
 
 ROUNDS, SECONDS = 9, 3.0
+# Over native, of models as they are and of the same graphs at tiny widths, where launching is the cost.
 BAR, TINY_BAR = 1.03, 1.15
+TAPE_BAR, TINY_TAPE_BAR = 1.00, 0.40
+# Requests until a tape is verified.
+RECORDED = 3
 
 
 @dataclass
@@ -28,6 +32,7 @@ class Timed:
     native: list[float] = field(default_factory=list)
     redirected: list[float] = field(default_factory=list)
     synchronous: list[float] = field(default_factory=list)
+    tape: list[float] = field(default_factory=list)
     issued: list[float] = field(default_factory=list)  # Until all was sent, of the redirected run.
 
     def over_native(self, values: Sequence[float]) -> list[float]:
@@ -50,11 +55,12 @@ def measure(run: Run) -> Sequence[Measure]:
     for name, each in timed.items():
         cells = (
             each.calls, statistics.median(each.native), statistics.median(each.redirected),
-            statistics.median(each.synchronous), 1e3 * statistics.median(each.issued) / each.calls,
+            statistics.median(each.synchronous), statistics.median(each.tape),
+            1e3 * statistics.median(each.issued) / each.calls,
             1e3 * statistics.median(each.redirected) / each.calls,
         )  # fmt: skip
         rows.append([name, *map(figure, cells)])
-    header = ["", "operators", "native ms", "redirected ms", "synchronous ms", "client µs/op", "whole µs/op"]
+    header = ["", "operators", "native ms", "redirected ms", "synchronous ms", "tape ms", "client µs/op", "whole µs/op"]
     print(table(rows, header), end="\n\n")
     found = []
     for name, each in timed.items():
@@ -66,26 +72,35 @@ def measure(run: Run) -> Sequence[Measure]:
             Measure(f"synchronous_over_native.{name}", each.over_native(each.synchronous), "ratio",
                     note="waits for every operator")
         )  # fmt: skip
+        found.append(
+            Measure(f"tape_over_native.{name}", each.over_native(each.tape), "ratio",
+                    TINY_TAPE_BAR if is_tiny(name) else TAPE_BAR, note="one message, until the output is here")
+        )  # fmt: skip
     plot.bars(
-        run.plots / "redirect.svg", "Redirected over native, one compute thread", "ratio",
-        [(name, statistics.median(each.over_native(each.redirected))) for name, each in timed.items()],
+        run.plots / "redirect.svg", "Over native, one compute thread", "ratio",
+        [
+            (f"{name}, {way}", statistics.median(each.over_native(values)))
+            for name, each in timed.items()
+            for way, values in (("redirected", each.redirected), ("tape", each.tape))
+        ],
     )  # fmt: skip
     return found
 
 
-def _time(name: str, quick: bool, place: Place) -> Timed:
+def _ways(name: str, place: Place, issued: list[float]) -> dict[str, Callable[[], Any]]:
+    """A model's inference in each way, by name in Timed, until its output is in the host's memory. Redirected runs add
+    to `issued` the seconds until all was sent. Raises RuntimeError where one gives other numbers than the native."""
     from rouse_loadtest.gpu_exact import agree
-    from rouse_native import redirect
+    from rouse_native import redirect, tape
 
     built = build(name)
     there = copy.deepcopy(built.module).to("rouse")
     inputs = {key: value.to("rouse") for key, value in built.inputs.items()}
     here = built.module.to(place.torch)
     given = {key: value.to(place.torch) for key, value in built.inputs.items()}
-    issued: list[float] = []
 
     def native() -> Any:
-        # To the host's memory, as the redirected run's: where it comes from a GPU, that waits for it.
+        # Where it comes from a GPU, that waits for it.
         return built.result(here(**given)).to("cpu", copy=True)
 
     def redirected() -> Any:
@@ -96,32 +111,47 @@ def _time(name: str, quick: bool, place: Place) -> Timed:
 
     def synchronous() -> Any:
         with redirect.blocking():
-            return redirected()
+            return built.result(there(**inputs)).cpu()
 
-    if not agree(place, redirected(), native()):
-        raise RuntimeError(f"{name}: the redirected run gave other numbers than the native one")
-    redirected()
+    def request(*tensors: Any) -> Any:
+        return built.result(there(**dict(zip(inputs, tensors, strict=True))))
+
+    def taped() -> Any:
+        replayed = tape.replay(list(inputs.values()), name)
+        if replayed.outcome is not tape.Outcome.DONE:
+            raise RuntimeError(f"{name}: no tape answers ({replayed.outcome.name}): {tape.infos()}")
+        return replayed.outputs[0].cpu()
+
+    for _ in range(RECORDED):
+        tape.record(request, list(inputs.values()), name)
+    ways = {"native": native, "redirected": redirected, "synchronous": synchronous, "tape": taped}
+    for way, function in ways.items():
+        if not agree(place, function(), native()):
+            raise RuntimeError(f"{name}: the {way} run gave other numbers than the native one")
+    return ways
+
+
+def _time(name: str, quick: bool, place: Place) -> Timed:
+    from rouse_native import redirect
+
+    issued: list[float] = []
+    ways = _ways(name, place, issued)
     before = redirect.counters()["calls"]
-    redirected()
+    ways["redirected"]()
     timed = Timed(redirect.counters()["calls"] - before)
     rounds, seconds = (2, 0.3) if quick else (ROUNDS, SECONDS)
     for _ in range(rounds):
-        ways: dict[str, tuple[Callable[[], Any], list[float]]] = {
-            "native": (native, []), "redirected": (redirected, []), "synchronous": (synchronous, []),
-        }  # fmt: skip
+        took: dict[str, list[float]] = {way: [] for way in ways}
         issued.clear()
-        sent: list[float] = []
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
-            for way, (function, took) in ways.items():
+            for way, function in ways.items():
                 began = time.perf_counter()
                 function()
-                took.append(time.perf_counter() - began)
-                if way == "redirected":
-                    sent.append(issued[-1])
-        for way, (_, took) in ways.items():
-            getattr(timed, way).append(1e3 * statistics.median(took))
-        timed.issued.append(1e3 * statistics.median(sent))
+                took[way].append(time.perf_counter() - began)
+        for way, each in took.items():
+            getattr(timed, way).append(1e3 * statistics.median(each))
+        timed.issued.append(1e3 * statistics.median(issued))
     print(f"  {name}: {rounds} rounds of {seconds:.1f} s", flush=True)
     return timed
 

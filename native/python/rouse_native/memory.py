@@ -111,6 +111,13 @@ class Device:
         """Copies an image to a mapped range in groups of each size; the fastest of `rounds`."""
         return [Point(*point) for point in self._native.measure_curve(to, image._native, list(sizes), rounds)]
 
+    def pin(self, image: HostImage) -> object:
+        """Keeps an image's pages where they are while what this returns lives: the device copies them faster.
+
+        Raises NativeError where the device or the machine cannot.
+        """
+        return self._native.pin(image._native)
+
 
 class Space:
     """The ranges on a device."""

@@ -59,6 +59,12 @@ struct Link {
   }
 };
 
+struct Pin {
+  std::shared_ptr<device::Device> device;
+  std::shared_ptr<memory::HostImage> image;
+  std::unique_ptr<device::PinnedMemory> memory;
+};
+
 std::tuple<uint64_t, uint64_t, uint64_t, uint64_t> tuple(const device::Usage& usage) {
   return {usage.capacity, usage.free, usage.reserved, usage.mapped};
 }
@@ -86,7 +92,12 @@ void bind_device(py::module_& module) {
         std::vector<std::pair<uint64_t, double>> points;
         for (const transfer::Point& point : curve) points.emplace_back(point.group_bytes, point.bytes_per_second);
         return points;
+      })
+      .def("pin", [](std::shared_ptr<device::Device> self, std::shared_ptr<memory::HostImage> image) {
+        auto memory = check(unlocked([&] { return self->pin_existing(image->data(), image->bytes()); }));
+        return std::make_unique<Pin>(Pin{std::move(self), std::move(image), std::move(memory)});
       });
+  py::class_<Pin>(module, "Pin");
 }
 
 void bind_space(py::module_& module) {

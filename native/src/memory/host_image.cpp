@@ -32,7 +32,7 @@ Result<std::unique_ptr<HostImage>> HostImage::open(const std::string& path, uint
     return Status(Code::kMismatch, text("host image ", path, " has ", bytes, " B instead of ", expected_bytes));
   }
   if (data == MAP_FAILED) return Status(Code::kExhausted, text("mapping host image ", path, ": ", errno_text(error)));
-  return std::unique_ptr<HostImage>(new HostImage(data, bytes));
+  return std::unique_ptr<HostImage>(new HostImage(data, bytes, info.st_dev, info.st_ino));
 }
 
 HostImage::~HostImage() { munmap(data_, bytes_); }

@@ -6,7 +6,6 @@
 
 #include "rouse/base/file.h"
 #include "rouse/base/text.h"
-#include "rouse/memory/host_image.h"
 #include "rouse/serve/log.h"
 #include "rouse/tape/order.h"
 #include "rouse/transfer/elbow.h"
@@ -129,23 +128,38 @@ Status Models::fill(Model& model) {
   return copied == 0 ? Status() : start(model);
 }
 
-Status Models::start(Model& model) {
-  const ModelSpec& spec = model.mapped.spec;
-  Result<std::unique_ptr<memory::HostImage>> image =
+Result<std::shared_ptr<const Models::Image>> Models::open_image(const ModelSpec& spec) {
+  Result<std::unique_ptr<memory::HostImage>> file =
       memory::HostImage::open(spec.image_path, 0, memory::HostImage::Pages::kLater);
-  if (!image.ok()) return image.status();
-  if (image.value()->bytes() < spec.bytes) {
-    return Status(Code::kInvalid, text("the image ", spec.image_path, " has ", image.value()->bytes(),
+  if (!file.ok()) return file.status();
+  if (file.value()->bytes() < spec.bytes) {
+    return Status(Code::kInvalid, text("the image ", spec.image_path, " has ", file.value()->bytes(),
                                         " bytes instead of ", spec.bytes));
   }
+  auto image = std::make_shared<Image>();
+  image->file = std::move(file).value();
+  if (!options_.pin_images) return std::shared_ptr<const Image>(std::move(image));
+  std::shared_ptr<const Image>& pinned = pinned_[spec.version_id];
+  if (pinned && pinned->file->same_file(*image->file)) return pinned;
+  auto pin = device_->pin_existing(image->file->data(), image->file->bytes());
+  if (pin.ok()) image->pin = std::move(pin).value();
+  else log_warning("version " + spec.version_id + " is copied from memory that is not pinned: " + pin.status().text());
+  pinned = std::move(image);
+  return pinned;
+}
+
+Status Models::start(Model& model) {
+  const ModelSpec& spec = model.mapped.spec;
+  Result<std::shared_ptr<const Image>> image = open_image(spec);
+  if (!image.ok()) return image.status();
   const Order order = order_of(spec);
   Result<transfer::Plan> plan = transfer::plan_groups(spec.bytes, order.first_uses, order.tables, group_bytes_);
   if (!plan.ok()) return plan.status();
   transfer::SwapRequest request;
   request.residency = std::make_shared<transfer::Residency>(spec.base, spec.bytes);
   request.plan = std::move(plan).value();
-  request.image = image.value()->data();
-  request.keep = std::shared_ptr<const memory::HostImage>(std::move(image).value());
+  request.image = image.value()->file->data();
+  request.keep = std::move(image).value();
   model.mapped.residency = request.residency;
   Result<std::shared_ptr<transfer::Swap>> swap = link_->start(std::move(request));
   if (!swap.ok()) return swap.status();

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "rouse/device/device.h"
+#include "rouse/memory/host_image.h"
 #include "rouse/memory/space.h"
 #include "rouse/serve/backend.h"
 #include "rouse/transfer/link.h"
@@ -28,6 +29,9 @@ struct ModelsOptions {
   uint64_t group_bytes = 0;
   // How long the end of a cancelled swap is waited for, and a small part that is zeroed.
   std::chrono::milliseconds patience = std::chrono::seconds(60);
+  // Whether images are pinned, as a device copies far faster from such memory; that takes longer than a copy, so they
+  // stay so until another file is a version's image.
+  bool pin_images = false;
 };
 
 // Thread-safe, but for this: one thread maps and unmaps. A model's memory may be used while `find` names it, nobody
@@ -61,6 +65,10 @@ class Models {
     MappedModel mapped;
     std::shared_ptr<transfer::Swap> swap;  // null: nothing was copied
   };
+  struct Image {
+    std::unique_ptr<memory::HostImage> file;
+    std::unique_ptr<device::PinnedMemory> pin;  // Before `file` goes. Null: it is not pinned.
+  };
 
   Models(std::unique_ptr<device::Device> device, const ModelsOptions& options);
   Status reserve(const ModelSpec& spec);
@@ -68,6 +76,7 @@ class Models {
   Status fill(Model& model);
   Status zero(uint64_t from, uint64_t bytes);
   Status start(Model& model);
+  Result<std::shared_ptr<const Image>> open_image(const ModelSpec& spec);
 
   const ModelsOptions options_;
   const std::unique_ptr<device::Device> device_;
@@ -76,6 +85,7 @@ class Models {
   std::unique_ptr<transfer::Link> link_;
   mutable std::mutex mutex_;
   std::map<std::string, Model> models_;
+  std::map<std::string, std::shared_ptr<const Image>> pinned_;  // by version, of the thread that maps
 };
 
 }  // namespace rouse::serve

@@ -217,6 +217,7 @@ Result<std::unique_ptr<Backend>> make_torch_backend(const Config& config, Hardwa
   ModelsOptions swaps;
   swaps.group_bytes = config.group_kib << 10;
   swaps.link.bytes_per_second = config.link_mib_s << 20;
+  swaps.pin_images = !where.compute.host();
   Result<std::unique_ptr<Models>> models = Models::make(std::move(hardware.memory), swaps);
   if (!models.ok()) return models.status();
   return std::unique_ptr<Backend>(std::make_unique<TorchBackend>(

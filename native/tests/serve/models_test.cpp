@@ -49,13 +49,14 @@ class ModelsTest : public testing::Test {
     for (const std::string& path : files_) ::unlink(path.c_str());
     ::rmdir(folder_.c_str());
   }
-  void make(uint64_t bytes_per_second) {
+  void make(uint64_t bytes_per_second, bool pin_images = false) {
     models_.reset();
     auto device = device::make_host_device({.capacity = kCapacity});
     ASSERT_TRUE(device.ok()) << device.status().describe();
     ModelsOptions options;
     options.group_bytes = kGroup;
     options.link.bytes_per_second = bytes_per_second;
+    options.pin_images = pin_images;
     auto made = Models::make(std::move(device).value(), options);
     ASSERT_TRUE(made.ok()) << made.status().describe();
     models_ = std::move(made).value();
@@ -103,6 +104,25 @@ TEST_F(ModelsTest, AModelComesWholeAndGoes) {
   EXPECT_EQ(std::get<uint64_t>(models_->unmap("a")), 6 * kMiB);
   expect_idle(0);
   EXPECT_EQ(std::get<uint64_t>(models_->unmap("a")), 0u);
+}
+
+TEST_F(ModelsTest, APinnedImageIsKeptUntilAnotherFileIsInItsPlace) {
+  make(0, true);
+  ModelSpec spec = model("a", kTestBase, 2 * kMiB);
+  const auto comes = [&] {
+    ASSERT_EQ(reason(models_->map(spec)), "");
+    ASSERT_TRUE(residency(spec)->wait_ready(spec.base, spec.bytes, soon()).ok());
+    EXPECT_TRUE(same(spec, 0, spec.bytes));
+    EXPECT_EQ(std::get<uint64_t>(models_->unmap("a")), 2 * kMiB);
+  };
+  for (int i = 0; i < 2; ++i) comes();
+  // A version that came back from disk has an image of that name, but not that one.
+  ::unlink(spec.image_path.c_str());
+  spec = model("a", kTestBase, 2 * kMiB);
+  images_["a"][0] ^= 1;
+  std::ofstream(spec.image_path, std::ios::binary).write(images_["a"].data(), 2 * kMiB);
+  comes();
+  expect_idle(0);
 }
 
 TEST_F(ModelsTest, WhatATapeUsesFirstComesFirst) {

@@ -25,11 +25,15 @@ class HostImage {
 
   const void* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
+  // Whether both show one file, whatever it is called by now.
+  bool same_file(const HostImage& other) const { return volume_ == other.volume_ && inode_ == other.inode_; }
 
  private:
-  HostImage(void* data, uint64_t bytes) : data_(data), bytes_(bytes) {}
+  HostImage(void* data, uint64_t bytes, uint64_t volume, uint64_t inode)
+      : data_(data), bytes_(bytes), volume_(volume), inode_(inode) {}
   void* const data_;
   const uint64_t bytes_;
+  const uint64_t volume_, inode_;
 };
 
 }  // namespace rouse::memory

@@ -109,6 +109,10 @@ class Attachments:
         """Has the device's native executor map the resident, for a request of this kind first. Raises RouseError."""
         await self._sessions.bring(resident, key)
 
+    async def forget(self, model: Model) -> None:
+        """No process of its own that the model may have keeps its host image."""
+        await self._sessions.forget(model.version_id)
+
     def has_tapes(self, resident: Resident, key: str) -> bool:
         """Whether the device answers requests of a kind by tapes as it is."""
         return self._sessions.mapped_with(resident, key)

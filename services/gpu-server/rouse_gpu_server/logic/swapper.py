@@ -383,3 +383,4 @@ class Swapper:
         """Evicts the copies of an artefact that leaves host memory; nothing serves it, so nothing executes."""
         for model in self._pool.models_of(artefact.digest):
             await self.clear(model, "its host copy leaves")
+            await self._attachments.forget(model)
