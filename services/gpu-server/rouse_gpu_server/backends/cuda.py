@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rouse_common.errors import Unimplemented
+from rouse_common.errors import Internal
 from rouse_gpu_server.backends import Carry, Segment
 
 
 class CudaBackend:
-    """A device whose memory this process never touches.
+    """A device whose memory this process never touches. Functions that would need a segment are refused before they
+    come to it (logic/leasing.py): one that does is a fault of ours.
 
     Args:
         folder: for instances, which are shown a folder of each device; nothing is ever in it.
@@ -31,7 +32,7 @@ class CudaBackend:
         """Does nothing: there is one folder for all."""
 
     def allocate(self, owner: str, name: str, size_bytes: int) -> Segment:
-        raise self.plain()
+        raise self._none()
 
     def copy(
         self,
@@ -41,10 +42,10 @@ class CudaBackend:
         progress: Callable[[int], None],
         carry: Carry | None = None,
     ) -> None:
-        raise self.plain()
+        raise self._none()
 
     def free(self, segment: Segment) -> None:
-        raise self.plain()
+        raise self._none()
 
     def purge(self) -> int:
         return 0
@@ -52,11 +53,5 @@ class CudaBackend:
     def used_bytes(self) -> int:
         return 0
 
-    def plain(self) -> Unimplemented:
-        """What a function hears that computes in its own process."""
-        return Unimplemented(
-            "EXECUTION_UNAVAILABLE",
-            f"device {self._name} is CUDA, on which plain execution is not implemented; deploy the function with "
-            'execution = "rouse"',
-            device=self._name,
-        )
+    def _none(self) -> Internal:
+        return Internal("NO_SEGMENTS", f"device {self._name} is CUDA, and has no segments", device=self._name)
