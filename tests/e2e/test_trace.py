@@ -48,6 +48,7 @@ def test_the_spans_of_a_request_share_a_trace_and_have_the_right_parents(mesh: M
         assert span.start_unix_nanos <= span.end_unix_nanos
         for above in ancestors(span):
             assert above.start_unix_nanos <= span.start_unix_nanos
-    assert acquire.end_unix_nanos <= run.start_unix_nanos, "computing starts when the lease is there"
+    # Acquire itself ends after its answer has left, which may be read before that.
+    assert swap.end_unix_nanos <= run.start_unix_nanos, "computing starts when the lease is there"
     assert swap.attributes["device"] == "gpu0"
     client.delete("traced")
