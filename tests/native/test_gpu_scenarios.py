@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not rouse_native.built(), reason="the native cor
 
 # Of each something that it measures there.
 FIGURES = {
-    "redirect": {"redirected_over_native.llama_64", "synchronous_over_native.resnet152_tiny"},
+    "redirect": {"redirected_over_native.llama_64", "synchronous_over_native.bert_tiny", "tape_over_native.llama_tiny"},
     "swap": {"swap_over_warm.resnet152_224", "load_then_run_over_warm.bert_128"},
     "remoting": {"tape_request_overhead_ms", "ring_round_trip_ms"},
 }

@@ -349,7 +349,8 @@ class PooledNode:
 
     def _draw(self, levels: Levels) -> float:
         """One of the costs, in seconds, that were measured beside as many other requests as there are now."""
-        measured_ms = levels[min(self._under_way, len(levels)) - 1]
+        others = max(0, self._under_way - 1)
+        measured_ms = levels[min(others, len(levels) - 1)]
         return measured_ms[int(self._random.integers(len(measured_ms)))] / 1000
 
 

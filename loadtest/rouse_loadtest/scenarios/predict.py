@@ -62,25 +62,26 @@ class Plan:
     """What is played: rounds of the parts that are predicted; before each part, and last of all, another stretch.
 
     Args:
-        functions: that have arrivals.
-        rate: requests a second.
-        seconds, between_s: of a part, and of a stretch between.
+        parts: of a round, the same in each.
+        between: the stretches by which costs are measured; each is another one.
     """
 
-    functions: int
-    rate: float
     rounds: int
-    parts: int
-    seconds: float
-    between_s: float
+    parts: Sequence[Arrivals]
+    between: Sequence[Arrivals]
 
-    def part(self, number: int) -> Arrivals:
-        """The same in each round."""
-        return traces.sped_up(self.functions, self.seconds, self.rate, SEED + number, minutes=60)
+    @classmethod
+    def drawn(cls, rate: float, rounds: int, parts: int, seconds: float, between_s: float) -> Plan:
+        """Out of the trace, at so many requests a second; parts and stretches between have so many seconds."""
 
-    def between(self, number: int) -> Arrivals:
-        """A stretch by which costs are measured; each is another one."""
-        return traces.sped_up(self.functions, self.between_s, self.rate, OTHER_SEED + number, minutes=60)
+        def stretch(length_s: float, seed: int) -> Arrivals:
+            return traces.sped_up(FUNCTIONS, length_s, rate, seed, minutes=60)
+
+        return cls(
+            rounds,
+            [stretch(seconds, SEED + number) for number in range(parts)],
+            [stretch(between_s, OTHER_SEED + number) for number in range(rounds * parts + 1)],
+        )
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ class Setting:
             gpu_server.policy, gpu_server.heaviness, seed,
         )  # fmt: skip
         warm, weighed = list(range(len(self.functions.names))), pooled.Weighed()
-        pooled.simulate(setup, plan.between(0), warm, weighed)
-        seeds = itertools.count(seed * plan.rounds * plan.parts)
+        pooled.simulate(setup, plan.between[0], warm, weighed)
+        seeds = itertools.count(seed * plan.rounds * len(plan.parts))
 
-        def simulated(part: int) -> Results:
-            return pooled.simulate(replace(setup, seed=next(seeds)), plan.part(part), warm, weighed)
+        def simulated(part: Arrivals) -> Results:
+            return pooled.simulate(replace(setup, seed=next(seeds)), part, warm, weighed)
 
-        return [_simulated([simulated(part) for part in range(plan.parts)]) for _ in range(plan.rounds)]
+        return [_simulated([simulated(part) for part in plan.parts]) for _ in range(plan.rounds)]
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def measure(run: Run) -> Sequence[Measure]:
             if functions is None or plan is None:
                 functions, rate = _deploy(running, run.folder)
                 sizes = (1, 1, 8.0, 6.0) if run.quick else (ROUNDS, PARTS, SECONDS, BETWEEN_S)
-                plan = Plan(FUNCTIONS, rate, *sizes)
+                plan = Plan.drawn(rate, *sizes)
             fleet.ready(running, functions)
             setting = Setting(devices, env, functions, WAITS * functions.objective_ms / 1000)
             compared.append(_compare(running, setting, plan))
@@ -179,19 +180,19 @@ def _compare(running: mesh.Mesh, setting: Setting, plan: Plan) -> Compared:
         calls = asker.calls()
 
         def played(arrivals: Arrivals) -> tuple[Played, Stretch]:
-            asker.warm(range(plan.functions))
+            asker.warm(range(FUNCTIONS))
             done = asyncio.run(play(running.address, calls, arrivals, setting.timeout_s))
             return done, Stretch(done.began, datetime.now(UTC), done.answers)
 
         alone = _alone(asker)
         for _ in range(plan.rounds):
             parts = []
-            for part in range(plan.parts):
-                stretches.append(played(plan.between(len(stretches)))[1])
-                parts.append(played(plan.part(part)))
+            for part in plan.parts:
+                stretches.append(played(plan.between[len(stretches)])[1])
+                parts.append(played(part))
             rounds.append(_measured(parts, running))
             _say_round(len(rounds), rounds[-1], [one for one, _ in parts])
-        stretches.append(played(plan.between(len(stretches)))[1])
+        stretches.append(played(plan.between[-1])[1])
         alone += _alone(asker)
     machine = calibration.machine(
         f"{len(setting.devices)} device(s)", functions.bytes_each, alone, stretches, _log(running)

@@ -166,19 +166,18 @@ class OwnCores:
 
     async def end(self, device: str, version_id: str) -> None:
         """Takes the version's model from it; it is kept, or stopped and gone."""
-        running: _Running | None = self._used.pop((device, version_id))
-        assert running is not None
-        kept = self._kept[device]
+        ending, kept = self._used.pop((device, version_id)), self._kept[device]
         if self._most_kept:
             try:
-                await running.core.unmap_model(version_id)
+                await ending.core.unmap_model(version_id)
             except RouseError as error:
                 LOG.warning("executor not kept version=%s device=%s reason=%s", version_id, device, error)
             else:
-                kept[version_id] = running
-                running = kept.popitem(last=False)[1] if len(kept) > self._most_kept else None
-        if running is not None:
-            await _stopped(running)
+                kept[version_id] = ending
+                if len(kept) <= self._most_kept:
+                    return
+                _, ending = kept.popitem(last=False)
+        await _stopped(ending)
 
     async def forget(self, version_id: str) -> None:
         """Ends what was kept of a version, on every device."""

@@ -253,10 +253,9 @@ class Leasing:
 
 def misfit(pool: Pool, model: Model) -> RouseError | None:
     """Why no device of this node can ever hold a model; None where one can."""
-    largest = max(pool.devices.values(), key=lambda d: d.ledger.capacity_bytes)
-    need = model.size_bytes + model.working_bytes
     if not model.size_bytes:
         return None
+    largest = max(pool.devices.values(), key=lambda d: d.ledger.capacity_bytes)
     if largest.kind == CUDA and not specs.is_redirected(model.version.spec):
         return Unimplemented(
             "EXECUTION_UNAVAILABLE",
@@ -265,6 +264,7 @@ def misfit(pool: Pool, model: Model) -> RouseError | None:
             function=model.function,
             device=largest.name,
         )
+    need = model.size_bytes + model.working_bytes
     if need <= largest.ledger.capacity_bytes:
         return None
     return FailedPrecondition(

@@ -1,8 +1,8 @@
 """Sessions of redirected functions: which instance computes through which device's native executor.
 
 A version is mapped in an executor as long as it is on the device, and that is the device's one copy of its weights: the
-executor fills it from the host image. Isolated versions have an executor of their own on each device where they are
-mapped, until they are unmapped there.
+executor fills it from the host image. Isolated versions, and all on CUDA, have an executor of their own on each device
+where they are mapped.
 """
 
 from __future__ import annotations
