@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -50,6 +50,12 @@ class ExecutorClient:
         answer = await self._ask(core.DESCRIBE, core.DescribeRequest(), timeout_s)
         return _parse(core.DescribeResponse, answer)
 
+    async def most_working_bytes(self, timeout_s: float) -> Mapping[str, int]:
+        """The most that the sessions and replays of each mapped version held beside its weights, together."""
+        answer = await self._ask(core.DESCRIBE, core.DescribeRequest(working_only=True), timeout_s)
+        models = _parse(core.DescribeResponse, answer).models
+        return {model.version_id: model.most_working_bytes for model in models}
+
     async def map_model(
         self,
         version_id: str,
@@ -62,6 +68,7 @@ class ExecutorClient:
         groups: Sequence[tuple[int, int]] = (),
         layout: str = "",
         order: Path | None = None,
+        working_bytes: int = 0,
     ) -> None:
         """Brings a version's weights under their range.
 
@@ -71,6 +78,7 @@ class ExecutorClient:
             groups: (offset, size) in bytes, in the order in which they are copied; empty: from front to back.
             layout: digest of how the weights lie in the range; tapes must have been recorded for the same.
             order: without groups, a tape of the version: what it uses first is copied first.
+            working_bytes: what replays of its tapes may hold beside the weights; 0: the executor's default.
         """
         request = core.MapModelRequest(
             version_id=version_id,
@@ -81,6 +89,7 @@ class ExecutorClient:
             groups=[core.CopyGroup(offset_bytes=offset, size_bytes=size) for offset, size in groups],
             layout=layout,
             order_path=str(order) if order else "",
+            working_bytes=working_bytes,
         )
         await self._ask(core.MAP_MODEL, request, timeout_s)
 

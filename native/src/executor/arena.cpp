@@ -14,6 +14,7 @@ namespace rouse::executor {
 namespace {
 
 constexpr std::uint64_t kHuge = 2 << 20;
+constexpr std::uint64_t kPage = 4096;
 // Pages of an arena that are taken beforehand; zeroing more would hold up who waits.
 constexpr std::uint64_t kPopulated = 2 << 20;
 
@@ -53,19 +54,28 @@ Result<Layout> Layout::make(std::span<const tape::Lifetime> blocks, const tape::
 
 Arena::Handle Arena::make() { return Handle(new Arena); }
 
-Status Arena::begin(const Layout& layout) {
+Status Arena::begin(const Layout& layout, const std::shared_ptr<Account>& account) {
   layout_ = nullptr;
   if (holders_.load(std::memory_order_acquire) != 1)
     return Status(Code::kRefused, "blocks of an earlier replay still live in the arena");
   if (layout.bytes() > mapped_) {
     unmap();
-    const std::uint64_t bytes = (layout.bytes() + kHuge - 1) / kHuge * kHuge;
+    // A small one takes no more than it needs: functions that sleep have one each.
+    const std::uint64_t granule = layout.bytes() < kHuge ? kPage : kHuge;
+    const std::uint64_t bytes = (layout.bytes() + granule - 1) / granule * granule;
+    const auto refused = [&] { return Status(Code::kExhausted, "no memory for an arena of " + std::to_string(bytes)); };
+    if (account && !account->take(bytes)) return refused();
     void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) return Status(Code::kExhausted, "no memory for an arena of " + std::to_string(bytes));
+    if (at == MAP_FAILED) {
+      if (account) account->give(bytes);
+      return refused();
+    }
     // Advice: where the kernel does not take it, small pages serve as well.
-    (void)madvise(at, bytes, MADV_HUGEPAGE);
+    if (bytes >= kHuge) (void)madvise(at, bytes, MADV_HUGEPAGE);
     base_ = static_cast<std::byte*>(at);
     mapped_ = bytes;
+    account_ = account;
+    if (account_) account_->set_spare(this);
   }
   if (live_.size() < layout.size()) live_ = std::vector<std::atomic<bool>>(layout.size());
   layout_ = &layout;
@@ -73,8 +83,8 @@ Status Arena::begin(const Layout& layout) {
   return {};
 }
 
-Status Arena::prepare(const Layout& layout) {
-  ROUSE_RETURN_IF_ERROR(begin(layout));
+Status Arena::prepare(const Layout& layout, const std::shared_ptr<Account>& account) {
+  ROUSE_RETURN_IF_ERROR(begin(layout, account));
   layout_ = nullptr;
   // Advice: kernels before 5.14 do not know it, and the replay takes the pages then.
   (void)madvise(base_, std::min(layout.bytes(), kPopulated), MADV_POPULATE_WRITE);
@@ -118,11 +128,16 @@ void Arena::give_back(void* data) {
 }
 
 void Arena::trim() {
-  if (holders_.load(std::memory_order_acquire) == 1) unmap();
+  if (layout_ == nullptr && holders_.load(std::memory_order_acquire) == 1) unmap();
 }
 
 void Arena::unmap() {
   if (base_ != nullptr) munmap(base_, mapped_);
+  if (account_) {
+    account_->give(mapped_);
+    if (account_->spare() == this) account_->set_spare(nullptr);
+    account_.reset();
+  }
   base_ = nullptr;
   mapped_ = 0;
 }

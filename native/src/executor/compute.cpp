@@ -156,7 +156,22 @@ Status Compute::trim() const {
   // Ours are told what to keep; the device's own, if it keeps anything.
   auto* const keeping = host() ? nullptr : dynamic_cast<c10::DeviceAllocator*>(allocator());
   if (keeping == nullptr) return {};
-  return guarded([&] { keeping->emptyCache(); });
+  return guarded([&] {
+    keeping->emptyCache();
+    keeping->resetPeakStats(device_.index());
+  });
+}
+
+std::uint64_t Compute::most_bytes() const {
+  auto* const keeping = host() ? nullptr : dynamic_cast<c10::DeviceAllocator*>(allocator());
+  std::uint64_t most = 0;
+  // Where it cannot tell, what is counted here has to do.
+  if (keeping != nullptr)
+    (void)guarded([&] {
+      constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+      most = static_cast<std::uint64_t>(keeping->getDeviceStats(device_.index()).reserved_bytes[kAll].peak);
+    }).ok();
+  return most;
 }
 
 Status Compute::synchronize() const {

@@ -55,18 +55,32 @@ void free_block(void* data) {
 }
 
 Heap::Handle Heap::make(std::uint64_t limit_bytes, bool clear) {
-  Handle heap(new Heap(limit_bytes, clear));
-  heap->stats_.limit_bytes = limit_bytes;
+  return make(std::make_shared<Account>(limit_bytes), clear);
+}
+
+Heap::Handle Heap::make(std::shared_ptr<Account> account, bool clear) {
+  const std::uint64_t limit = account->limit();
+  Handle heap(new Heap(std::move(account), clear));
+  heap->stats_.limit_bytes = limit;
   return heap;
 }
 
+bool Heap::take(std::size_t bytes) {
+  if (account_->take(bytes)) return true;
+  trim_locked();
+  if (account_->take(bytes)) return true;
+  if (account_->spare() == nullptr) return false;
+  account_->spare()->trim();
+  return account_->take(bytes);
+}
+
 void* Heap::map(std::size_t bytes) {
-  if (bytes > limit_ || stats_.mapped_bytes > limit_ - bytes) {
-    trim_locked();
-    if (bytes > limit_ || stats_.mapped_bytes > limit_ - bytes) return nullptr;
-  }
+  if (!take(bytes)) return nullptr;
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED) return nullptr;
+  if (at == MAP_FAILED) {
+    account_->give(bytes);
+    return nullptr;
+  }
   // Advice: where the kernel does not take it, small pages serve as well.
   if (bytes >= kHugeFrom) (void)madvise(at, bytes, MADV_HUGEPAGE);
   stats_.mapped_bytes += bytes;
@@ -104,8 +118,8 @@ Result<void*> Heap::allocate(std::size_t bytes) {
     if (at == nullptr)
       return Status(Code::kExhausted,
                     "no room for a block of " + std::to_string(bytes) + " bytes: " + std::to_string(stats_.live_bytes) +
-                        " are in use and " + std::to_string(stats_.mapped_bytes) + " mapped, of at most " +
-                        std::to_string(limit_) + "; give the function more scratch memory, or smaller inputs");
+                        " are in use and " + std::to_string(account_->held()) + " held, of at most " +
+                        std::to_string(account_->limit()) + " beside the weights; " + kGiveMore);
     ++stats_.fresh;
   }
   *static_cast<BlockHeader*>(at) = {kLiveBlock, this, usable, size_class, 0, nullptr};
@@ -142,6 +156,7 @@ void Heap::trim_locked() {
     for (void* at : free_[c]) {
       munmap(at, mapped_of(c));
       stats_.mapped_bytes -= mapped_of(c);
+      account_->give(mapped_of(c));
     }
     free_[c].clear();
   }
@@ -165,7 +180,10 @@ void Heap::close() {
 
 Heap::~Heap() {
   trim_locked();
-  for (const Mapping& slab : slabs_) munmap(slab.begin, slab.bytes);
+  for (const Mapping& slab : slabs_) {
+    munmap(slab.begin, slab.bytes);
+    account_->give(slab.bytes);
+  }
 }
 
 }  // namespace rouse::executor

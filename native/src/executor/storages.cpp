@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "rouse/executor/account.h"
+
 namespace rouse::executor {
 namespace {
 
@@ -45,10 +47,17 @@ Storages::Entry& Storages::slot(std::uint64_t name) {
   return entries_[name];
 }
 
+void Storages::count(Entry& entry, std::uint64_t bytes) {
+  bytes_ += bytes - entry.counted;
+  entry.counted = bytes;
+  most_ = std::max(most_, bytes_);
+}
+
 Status Storages::room(std::uint64_t more) const {
   if (more <= max_bytes_ && bytes_ <= max_bytes_ - more) return {};
   return {Code::kExhausted, "OutOfMemoryError: " + std::to_string(more) + " bytes more than the session's " +
-                                std::to_string(bytes_) + " are over its limit of " + std::to_string(max_bytes_)};
+                                std::to_string(bytes_) + " are over its limit of " + std::to_string(max_bytes_) +
+                                " beside the weights; " + kGiveMore};
 }
 
 Status Storages::create(std::uint64_t name, std::uint64_t bytes) {
@@ -92,8 +101,7 @@ Status Storages::resize(std::uint64_t name, std::uint64_t bytes) {
     c10::Storage storage = entry->storage;
     storage.set_data_ptr_noswap(fresh.set_data_ptr(c10::DataPtr()));
     storage.set_nbytes(bytes);
-    bytes_ += bytes - entry->counted;
-    entry->counted = bytes;
+    count(*entry, bytes);
   } catch (const std::exception& error) {
     return {Code::kExhausted, std::string("OutOfMemoryError: ") + error.what()};
   }
@@ -103,9 +111,7 @@ Status Storages::resize(std::uint64_t name, std::uint64_t bytes) {
 Status Storages::put(std::uint64_t name, c10::Storage storage) {
   if (!valid_number(name)) return {Code::kInvalid, "storage " + name_text(name) + ": no such number is allowed"};
   Entry& entry = slot(name);
-  bytes_ -= entry.counted;
-  entry.counted = storage.nbytes();
-  bytes_ += entry.counted;
+  count(entry, storage.nbytes());
   entry.storage = std::move(storage);
   entry.state = State::kLive;
   return {};
@@ -114,8 +120,7 @@ Status Storages::put(std::uint64_t name, c10::Storage storage) {
 void Storages::recount(std::uint64_t name) {
   if (name >= entries_.size() || entries_[name].state != State::kLive) return;
   Entry& entry = entries_[name];
-  bytes_ += entry.storage.nbytes() - entry.counted;
-  entry.counted = entry.storage.nbytes();
+  count(entry, entry.storage.nbytes());
 }
 
 Status Storages::poison(std::uint64_t name) {

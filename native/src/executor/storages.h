@@ -53,6 +53,8 @@ class Storages {
   Status poison(std::uint64_t name);
   bool free(std::uint64_t name);
   std::uint64_t bytes() const;
+  // The most that they were.
+  std::uint64_t most_bytes() const { return most_; }
   // Whether `more` bytes of scratch fit.
   Status room(std::uint64_t more) const;
   // Puts what an operator made of a storage's size into the account.
@@ -61,10 +63,13 @@ class Storages {
  private:
   Status bind(std::uint64_t address, std::uint64_t bytes);
   Entry& slot(std::uint64_t name);
+  // The entry's part of the account is so much now.
+  void count(Entry& entry, std::uint64_t bytes);
 
   const std::uint64_t max_bytes_;
   const Compute compute_;
   std::uint64_t bytes_ = 0;
+  std::uint64_t most_ = 0;
   std::vector<Entry> entries_;
   std::unordered_map<std::uint64_t, Entry> bound_;
   std::vector<Range> ranges_;

@@ -88,6 +88,9 @@ Result<ModelSpec> read_map_model(Bytes message) {
       case 8:
         spec.order_path = reader.text();
         break;
+      case 9:
+        spec.working_bytes = reader.varint();
+        break;
       default:
         break;
     }
@@ -95,6 +98,16 @@ Result<ModelSpec> read_map_model(Bytes message) {
   ROUSE_RETURN_IF_ERROR(reader.status());
   ROUSE_RETURN_IF_ERROR(check_model(spec));
   return spec;
+}
+
+Result<bool> read_describe(Bytes message) {
+  bool working_only = false;
+  ProtoReader reader(message, "DescribeRequest");
+  while (reader.next()) {
+    if (reader.field() == 1) working_only = reader.boolean();
+  }
+  ROUSE_RETURN_IF_ERROR(reader.status());
+  return working_only;
 }
 
 Result<std::string> read_id(Bytes message, const char* what) {
@@ -271,6 +284,7 @@ std::string write_session(const SessionInfo& session) {
       .varint(5, session.turns)
       .varint(6, session.scratch_bytes)
       .number(7, session.device_ms)
+      .varint(8, session.most_bytes)
       .out();
 }
 

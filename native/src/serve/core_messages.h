@@ -15,6 +15,8 @@ inline constexpr size_t kMaxPathBytes = 4096;
 inline constexpr size_t kMaxGroups = 1 << 16;
 inline constexpr size_t kMaxTapeFiles = 1024;
 
+// Whether Describe is asked for the models' working memory alone.
+Result<bool> read_describe(Bytes message);
 Result<ModelSpec> read_map_model(Bytes message);
 // Of UnmapModel and CloseSession: their one field.
 Result<std::string> read_id(Bytes message, const char* what);

@@ -47,7 +47,7 @@ CoreService::CoreService(EventLoop& loop, LinkServer& server, Backend& backend, 
   const auto add = [&](const std::string& method, void (CoreService::*handler)(const Call&, Bytes)) {
     server.add(method, [this, handler](Call call, Bytes request) { (this->*handler)(call, request); });
   };
-  server.add(kCore + std::string("Describe"), [this](const Call& call, Bytes) { describe(call); });
+  add(kCore + std::string("Describe"), &CoreService::describe);
   add(kCore + std::string("MapModel"), &CoreService::map_model);
   add(kCore + std::string("UnmapModel"), &CoreService::unmap_model);
   add(kCore + std::string("OpenSession"), &CoreService::open_session);
@@ -66,7 +66,10 @@ bool CoreService::control(const Call& call, std::function<void()> task) {
   return false;
 }
 
-void CoreService::describe(const Call& call) {
+void CoreService::describe(const Call& call, Bytes request) {
+  const Result<bool> working_only = read_describe(request);
+  if (!working_only.ok()) return call->fail(invalid("BAD_REQUEST", working_only.status()));
+  if (working_only.value()) return describe_working(call);
   const MemoryInfo memory = backend_.memory();
   ProtoWriter out;
   out.text(1, backend_.device()).varint(2, static_cast<uint64_t>(::getpid())).varint(3, kProtocolVersion);
@@ -90,9 +93,21 @@ void CoreService::describe(const Call& call) {
     for (const TapeInfo& tape : backend_.tapes(id)) one.element(5, write_tape(tape));
     const SwapInfo swap = backend_.swap(id);
     one.varint(6, swap.resident_bytes).text(7, swap.failure);
+    const WorkingInfo working = backend_.working(id);
+    one.varint(8, working.held_bytes).varint(9, working.most_bytes);
     out.element(8, one.out());
   }
   out.varint(9, open_descriptors()).varint(10, server_.calls());
+  call->reply(out.out());
+}
+
+void CoreService::describe_working(const Call& call) {
+  ProtoWriter out;
+  for (const auto& [id, model] : models_) {
+    if (!model.mapped) continue;
+    const WorkingInfo working = backend_.working(id);
+    out.element(8, ProtoWriter().text(1, id).varint(8, working.held_bytes).varint(9, working.most_bytes).out());
+  }
   call->reply(out.out());
 }
 

@@ -168,7 +168,7 @@ Status Models::start(Model& model) {
 }
 
 Answer<std::monostate> Models::map(const ModelSpec& spec) {
-  Model model{{spec, nullptr}, nullptr};
+  Model model{{spec, nullptr, std::make_shared<executor::Account>(executor::Account::kNoLimit)}, nullptr};
   if (spec.bytes > 0) {
     if (const Status reserved = reserve(spec); !reserved.ok()) return answer(reserved);
     // The swap is the last step: where one fails, none is under way.
@@ -230,6 +230,14 @@ SwapInfo Models::swap(const std::string& version_id) const {
   const Model& model = found->second;
   if (!model.swap) return {model.mapped.spec.bytes, ""};
   return {model.swap->copied_bytes(), model.mapped.residency->failure().text()};
+}
+
+WorkingInfo Models::working(const std::string& version_id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = models_.find(version_id);
+  if (found == models_.end()) return {};
+  const executor::Account& working = *found->second.mapped.working;
+  return {working.held(), working.most()};
 }
 
 MemoryInfo Models::memory() const {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "rouse/device/device.h"
+#include "rouse/executor/account.h"
 #include "rouse/memory/host_image.h"
 #include "rouse/memory/space.h"
 #include "rouse/serve/backend.h"
@@ -21,6 +22,8 @@ struct MappedModel {
   ModelSpec spec;
   // What of it has arrived; null: there is nothing to wait for.
   std::shared_ptr<transfer::Residency> residency;
+  // What its sessions and replays hold beside the weights, together.
+  std::shared_ptr<executor::Account> working;
 };
 
 struct ModelsOptions {
@@ -56,6 +59,7 @@ class Models {
   Status trim() { return space_.trim(); }
   std::optional<MappedModel> find(const std::string& version_id) const;
   SwapInfo swap(const std::string& version_id) const;
+  WorkingInfo working(const std::string& version_id) const;
   MemoryInfo memory() const;
   // Whether ranges, chunks and the device agree; see Space::check.
   Status check() const { return space_.check(); }

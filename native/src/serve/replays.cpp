@@ -85,11 +85,14 @@ RpcError refuse(const Status& status, const std::string& path) {
 
 // One version's tapes and the memory that they are replayed in, which no other version ever sees.
 struct Replays::Version {
-  Version(tape::Origin here, std::shared_ptr<transfer::Residency> model, const ReplayPlace& place)
-      : heap(executor::Heap::make(place.scratch_bytes)),
-        arrival(std::move(model)),
+  Version(tape::Origin here, const MappedModel& model, const ReplayPlace& place)
+      : working(model.working),
+        heap(executor::Heap::make(std::make_shared<executor::Account>(
+            model.spec.working_bytes != 0 ? model.spec.working_bytes : place.scratch_bytes, working))),
+        arrival(model.residency),
         shelf(std::move(here), &arrival, place.compute) {}
 
+  const std::shared_ptr<executor::Account> working;
   executor::Heap::Handle heap;
   Arrival arrival;
   tape::Shelf shelf;
@@ -132,7 +135,7 @@ Answer<std::vector<TapeInfo>> Replays::load(const MappedModel& mapped, const std
     here.layout = model.layout;
     here.model_base = model.base;
     here.model_bytes = model.bytes;
-    version = std::make_unique<Version>(std::move(here), mapped.residency, place_);
+    version = std::make_unique<Version>(std::move(here), mapped, place_);
   }
   const executor::UseHeap use(*version->heap);
   const c10::DeviceGuard on(place_.compute.device());
@@ -234,6 +237,7 @@ Answer<Executed> Replays::execute(const std::string& version_id, const ExecuteRe
   Result<tape::Played> played = version->shelf.replay(kind->second.signature, inputs);
   // What failed beside the host, too; and the time until then is the device's.
   const Status done = place_.compute.synchronize();
+  if (!place_.compute.host()) version->working->reached(place_.compute.most_bytes());
   if (played.ok() && !done.ok()) played = done;
   if (!played.ok()) {
     if (std::optional<RpcError> swap = version->arrival.error(played.status())) return *std::move(swap);

@@ -132,7 +132,8 @@ SessionInfo Session::info() const {
           turns_taken_.load(std::memory_order_relaxed),
           scratch_bytes_.load(std::memory_order_relaxed),
           static_cast<double>(device_ns_.load(std::memory_order_relaxed)) / 1e6,
-          2 * options_.ring_bytes};
+          2 * options_.ring_bytes,
+          most_bytes_.load(std::memory_order_relaxed)};
 }
 
 // ---- The session's own thread -------------------------------------------------------------------
@@ -181,6 +182,7 @@ Status Session::work(SessionWork& work) {
     const Status handled = work.run(*channel_, turn.end());
     turns_taken_.fetch_add(1, std::memory_order_relaxed);
     scratch_bytes_.store(work.scratch_bytes(), std::memory_order_relaxed);
+    most_bytes_.store(work.most_bytes(), std::memory_order_relaxed);
     device_ns_.fetch_add(static_cast<uint64_t>(turn.elapsed().count()), std::memory_order_relaxed);
     ROUSE_RETURN_IF_ERROR(handled);
   }

@@ -7,6 +7,7 @@
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 
@@ -17,6 +18,7 @@
 #include "rouse/base/text.h"
 #include "rouse/device/cuda.h"
 #include "rouse/device/host.h"
+#include "rouse/executor/account.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/compute.h"
 #include "rouse/executor/session.h"
@@ -65,7 +67,9 @@ class TorchWork : public SessionWork {
  public:
   TorchWork(const Where& where, const SessionSpec& spec, const std::optional<MappedModel>& model)
       : on_(where.compute.device()),
-        heap_(executor::Heap::make(spec.scratch_bytes)),
+        version_(model ? model->working : nullptr),
+        account_(std::make_shared<executor::Account>(spec.scratch_bytes, version_)),
+        heap_(executor::Heap::make(account_)),
         use_(*heap_),
         arrival_(model ? model->residency : nullptr) {
     if (spec.record) {
@@ -93,9 +97,11 @@ class TorchWork : public SessionWork {
     // A turn is over when the device is done with it: the next one's time is not this session's. What failed there is
     // kept for the client's next synchronisation.
     engine_->settle();
+    if (!engine_->compute().host()) count_device();
     return ran;
   }
   uint64_t scratch_bytes() const override { return engine_->bytes(); }
+  uint64_t most_bytes() const override { return account_->most(); }
 
   Answer<RecordedTapes> save_tapes(const std::string& folder) override {
     RecordedTapes recorded;
@@ -121,8 +127,17 @@ class TorchWork : public SessionWork {
   }
 
  private:
+  // Memory of a device with an allocator of its own is in no heap of ours. It is one version's alone, so that what the
+  // allocator says is this version's.
+  void count_device() {
+    account_->reached(engine_->most_bytes());
+    if (version_) version_->reached(std::max(engine_->most_bytes(), engine_->compute().most_bytes()));
+  }
+
   const c10::InferenceMode inference_;
   const c10::DeviceGuard on_;
+  const std::shared_ptr<executor::Account> version_;  // null: of no version
+  const std::shared_ptr<executor::Account> account_;
   const executor::Heap::Handle heap_;
   const executor::UseHeap use_;
   Arrival arrival_;
@@ -174,6 +189,7 @@ class TorchBackend : public Backend {
   }
   std::vector<TapeInfo> tapes(const std::string& version_id) const override { return replays_.info(version_id); }
   SwapInfo swap(const std::string& version_id) const override { return models_->swap(version_id); }
+  WorkingInfo working(const std::string& version_id) const override { return models_->working(version_id); }
   void cancel_swap(const std::string& version_id) override { models_->cancel(version_id); }
   Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request,
                            const LinkCall& call) override {

@@ -147,7 +147,10 @@ Status Player::prepare_call(const Instruction& instruction, Step& step) {
 
 void Player::rehearse(executor::Arena* arena) {
   // Where memory is refused, the replay says so.
-  if (arena != nullptr && layout_) (void)arena->prepare(*layout_).ok();
+  if (arena != nullptr && layout_) {
+    const executor::Heap* const heap = executor::UseHeap::heap();
+    (void)arena->prepare(*layout_, heap != nullptr ? heap->account() : nullptr).ok();
+  }
   const c10::InferenceMode mode;
   const DefaultDtype dtype(tape_.origin.default_dtype);
   executor::Generators generators(compute_.device());
@@ -312,7 +315,7 @@ Result<Replayed> Player::run(std::span<const c10::Storage> inputs, const Surroun
   };
   if (heap == nullptr || with.arena == nullptr || !compute_.host()) {
     status = guarded(kWhat, walk_it);
-  } else if (layout_ && with.arena->begin(*layout_).ok()) {
+  } else if (layout_ && with.arena->begin(*layout_, heap->account()).ok()) {
     const executor::UseHeap use(*heap, with.arena);
     status = guarded(kWhat, walk_it);
     stats_.planned_blocks += use.planned();

@@ -29,6 +29,7 @@ class EchoWork : public SessionWork {
     return {};
   }
   uint64_t scratch_bytes() const override { return scratch_bytes_; }
+  uint64_t most_bytes() const override { return scratch_bytes_; }
   Answer<RecordedTapes> save_tapes(const std::string&) override { return RecordedTapes(); }
 
  private:
@@ -75,6 +76,7 @@ class EchoBackend : public Backend {
     }
     mapped_bytes_ += spec.bytes;
     models_[spec.version_id].bytes = spec.bytes;
+    models_[spec.version_id].working_bytes = spec.working_bytes;
     return std::monostate();
   }
   Answer<uint64_t> unmap_model(const std::string& version_id) override {
@@ -105,6 +107,12 @@ class EchoBackend : public Backend {
     const auto found = models_.find(version_id);
     return found == models_.end() ? SwapInfo{} : SwapInfo{found->second.bytes, ""};
   }
+  // As much as replays may hold.
+  WorkingInfo working(const std::string& version_id) const override {
+    const std::lock_guard lock(mutex_);
+    const auto found = models_.find(version_id);
+    return found == models_.end() ? WorkingInfo{} : WorkingInfo{0, found->second.working_bytes};
+  }
   void cancel_swap(const std::string&) override {}
   Answer<Executed> execute(const std::string& version_id, const ExecuteRequest& request,
                            const LinkCall& call) override {
@@ -124,6 +132,7 @@ class EchoBackend : public Backend {
  private:
   struct Model {
     uint64_t bytes = 0;
+    uint64_t working_bytes = 0;
     std::vector<TapeInfo> tapes;
   };
 

@@ -38,7 +38,7 @@ class Layout {
 inline std::uint64_t arena_bytes(std::uint64_t bytes) { return tape::planned_bytes(bytes) + kBlockAlignment; }
 
 // Never given to another session. Used by one thread at a time; blocks may be freed on any.
-class Arena final : public BlockOwner {
+class Arena final : public BlockOwner, public Spare {
  public:
   struct Closer {
     void operator()(Arena* arena) const { arena->close(); }
@@ -47,18 +47,18 @@ class Arena final : public BlockOwner {
   static Handle make();
 
   // Starts a replay. EXHAUSTED where memory is refused; REFUSED where blocks of an earlier replay still live here: then
-  // this replay allocates elsewhere.
-  Status begin(const Layout& layout);
+  // this replay allocates elsewhere. The memory is in `account`, if there is one, whose spare it is.
+  Status begin(const Layout& layout, const std::shared_ptr<Account>& account = nullptr);
   // Takes the memory of a first replay beforehand, and the pages of a small one.
-  Status prepare(const Layout& layout);
+  Status prepare(const Layout& layout, const std::shared_ptr<Account>& account = nullptr);
   // The next block, where its size is as planned and its place free; nullptr otherwise, and from then on until the next
   // begin(): a plan that does not fit at one place says nothing about the rest.
   void* next(std::size_t bytes);
   // Ends the replay. Whether every block since begin() was as planned.
   bool finish();
   void give_back(void* data) override;
-  // Gives the pages back to the kernel, where nothing lives in them.
-  void trim();
+  // Gives the pages back to the kernel, where nothing lives in them and no replay is under way.
+  void trim() override;
   std::uint64_t mapped_bytes() const { return mapped_; }
 
  private:
@@ -71,6 +71,7 @@ class Arena final : public BlockOwner {
   std::size_t at_ = 0;
   std::byte* base_ = nullptr;
   std::uint64_t mapped_ = 0;
+  std::shared_ptr<Account> account_;  // that has `mapped_`
   std::vector<std::atomic<bool>> live_;
   // Live blocks, and one more for the handle: whoever takes it to zero ends the arena.
   std::atomic<std::uint64_t> holders_{1};

@@ -46,6 +46,8 @@ class Compute {
   Status zero(const c10::Storage& storage) const;
   // Gives memory that the device's allocator keeps for the next storage back to the device.
   Status trim() const;
+  // The most that the device's allocator held since the last trim(), with what kernels took; 0 where it does not say.
+  std::uint64_t most_bytes() const;
   // Waits until all is done that this thread had the device do. FAILED: something of it was not; see
   // Engine for whose error that is.
   Status synchronize() const;

@@ -109,6 +109,8 @@ class Engine {
   const Compute& compute() const;
   // Bytes of scratch storages now.
   std::uint64_t bytes() const;
+  // The most that they were.
+  std::uint64_t most_bytes() const;
   const Status& sticky() const;
 
  private:

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "rouse/base/status.h"
+#include "rouse/executor/account.h"
 
 namespace rouse::executor {
 
@@ -73,13 +74,16 @@ class Heap final : public BlockOwner {
   // A heap that maps at most `limit_bytes`; `clear`: blocks are zeroed each time they are given out, for heaps that
   // serve several sessions.
   static Handle make(std::uint64_t limit_bytes, bool clear = false);
+  // One whose memory is in an account that others share, as the arena of the same session.
+  static Handle make(std::shared_ptr<Account> account, bool clear = false);
 
-  // A block of at least `bytes`, at a multiple of kBlockAlignment. EXHAUSTED says how much is live and mapped.
+  // A block of at least `bytes`, at a multiple of kBlockAlignment. EXHAUSTED says how much is in use, and of how much.
   Result<void*> allocate(std::size_t bytes);
   void give_back(void* data) override;
   // Gives pages of freed blocks back to the kernel.
   void trim();
   HeapStats stats() const;
+  const std::shared_ptr<Account>& account() const { return account_; }
 
  private:
   // 64 bytes and up, four classes for each doubling.
@@ -93,14 +97,16 @@ class Heap final : public BlockOwner {
     std::size_t bytes;
   };
 
-  Heap(std::uint64_t limit_bytes, bool clear) : limit_(limit_bytes), clear_(clear) {}
+  Heap(std::shared_ptr<Account> account, bool clear) : account_(std::move(account)), clear_(clear) {}
   ~Heap();
   void close();
   void* map(std::size_t bytes);
+  // Takes them from the account, after what was only kept for later has gone back where that is needed.
+  bool take(std::size_t bytes);
   void* cut_from_slab(std::size_t bytes);
   void trim_locked();
 
-  const std::uint64_t limit_;
+  const std::shared_ptr<Account> account_;
   const bool clear_;
   mutable std::mutex mutex_;
   std::array<std::vector<void*>, kClasses> free_;  // addresses of headers

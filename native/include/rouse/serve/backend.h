@@ -45,6 +45,8 @@ struct ModelSpec {
   std::string layout;  // Digest of how the weights lie in the range; tapes must agree.
   std::vector<ModelGroup> groups;
   std::string order_path;  // A tape: without groups, what it uses first is copied first.
+  // What replays of its tapes may hold beside the weights; 0: as much as the executor allows a session.
+  uint64_t working_bytes = 0;
 };
 
 // Which request a tape answers: its inputs in the order in which they were recorded, and what its outputs are called.
@@ -100,6 +102,12 @@ struct SwapInfo {
   std::string failure;  // Why no more will come; empty: more comes, or all is there.
 };
 
+// What a version's sessions and replays hold of the device beside its weights.
+struct WorkingInfo {
+  uint64_t held_bytes = 0;
+  uint64_t most_bytes = 0;  // At one time, since it was mapped.
+};
+
 // What went right, or the error that the caller gets.
 template <typename T>
 using Answer = std::variant<T, RpcError>;
@@ -111,6 +119,8 @@ class SessionWork {
   // Handles messages until `deadline`, or until there is none now, and flushes its answers. Not ok: the session ends.
   virtual Status run(ring::Channel& channel, ring::Clock::time_point deadline) = 0;
   virtual uint64_t scratch_bytes() const = 0;
+  // The most that it held of the device beside the weights.
+  virtual uint64_t most_bytes() const = 0;
   // Writes the tapes recorded so far as files into `folder`. Called in a turn, on any thread.
   virtual Answer<RecordedTapes> save_tapes(const std::string& folder) = 0;
 };
@@ -135,6 +145,7 @@ class Backend {
 
   // These are for any thread and do not block.
   virtual SwapInfo swap(const std::string& version_id) const = 0;
+  virtual WorkingInfo working(const std::string& version_id) const = 0;
   // Its swap ends, and who waits for its bytes is told: before `unmap_model`, which needs their turn.
   virtual void cancel_swap(const std::string& version_id) = 0;
 

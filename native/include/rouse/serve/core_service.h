@@ -40,7 +40,9 @@ class CoreService {
     bool mapped = false;  // False while it is being mapped or unmapped.
   };
 
-  void describe(const Call& call);
+  void describe(const Call& call, Bytes request);
+  // The models' working memory and nothing else: asked often.
+  void describe_working(const Call& call);
   void map_model(const Call& call, Bytes request);
   void unmap_model(const Call& call, Bytes request);
   void unmap_now(const Call& call, const std::string& version_id);

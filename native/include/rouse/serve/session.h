@@ -35,6 +35,7 @@ struct SessionInfo {
   uint64_t scratch_bytes = 0;
   double device_ms = 0;
   uint64_t ring_bytes = 0;
+  uint64_t most_bytes = 0;
 };
 
 // LISTENING → RUNNING → ENDED. Lives on the loop's thread; its messages are handled on a thread of its own, so that a
@@ -80,6 +81,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // Written by the session's thread.
   std::atomic<uint64_t> turns_taken_{0};
   std::atomic<uint64_t> scratch_bytes_{0};
+  std::atomic<uint64_t> most_bytes_{0};
   std::atomic<uint64_t> device_ns_{0};
 };
 
