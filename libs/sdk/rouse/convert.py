@@ -134,6 +134,7 @@ def residency(message: contract.Residency) -> types.Residency:
         eager_reason=message.eager_reason,
         heavy=message.heavy,
         heaviness=message.heaviness,
+        measured_working_bytes=message.measured_working_bytes,
     )
 
 

@@ -151,6 +151,8 @@ class Residency:
     # Whether bringing the weights to the device, or to any, slows a request down much, and what was measured.
     heavy: bool = False
     heaviness: str = ""
+    # With execution = "rouse": the most that it was seen to hold on a device beside its weights; 0 before that.
+    measured_working_bytes: int = 0
 
 
 @dataclass(frozen=True)

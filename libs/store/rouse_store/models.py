@@ -280,6 +280,8 @@ class Placement(Base):
     # Whether a swap slows its requests down much, and what was measured.
     heavy: Mapped[bool] = mapped_column(server_default=text("false"))
     heaviness: Mapped[str] = mapped_column(server_default=text("''"))
+    # The most that it was seen to hold beside its weights; 0 before it was measured.
+    measured_working_bytes: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
 
 
 class NodeDrop(Base):

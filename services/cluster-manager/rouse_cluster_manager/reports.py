@@ -23,8 +23,8 @@ ResidencyKey = tuple[str, str, str, int]
 # The same with whether there are tapes.
 RoutedKey = tuple[ResidencyKey, bool]
 # The same with tapes, the order of magnitude of replays, why requests have no tape, whether the model is heavy and
-# whether it was weighed, and why it is on no device.
-WrittenKey = tuple[ResidencyKey, int, int, str, bool, bool, str]
+# whether it was weighed, what was measured of its working memory, and why it is on no device.
+WrittenKey = tuple[ResidencyKey, int, int, str, bool, bool, int, str]
 
 
 def check_node(node: cluster.Node) -> None:
@@ -79,7 +79,7 @@ def _place(entry: functions.Residency) -> ResidencyKey:
 
 def residency_key(report: cluster.NodeReport) -> frozenset[WrittenKey]:
     """What of a report's residency is worth writing when it changes; of replays, that they have doubled, and of what
-    was measured, what follows from it. Reasons of what is on a device change with every request."""
+    was measured of swaps, what follows from it. Reasons of what is on a device change with every request."""
     return frozenset(
         (
             _place(entry),
@@ -88,6 +88,7 @@ def residency_key(report: cluster.NodeReport) -> frozenset[WrittenKey]:
             entry.eager_reason,
             entry.heavy,
             bool(entry.heaviness),
+            entry.measured_working_bytes,
             "" if entry.device else entry.reason,
         )
         for entry in report.residency

@@ -30,6 +30,7 @@ from rouse_gpu_server.logic.attachments import Attachments, Limits
 from rouse_gpu_server.logic.describe import describe, export_gauges
 from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
+from rouse_gpu_server.logic.measuring import Measuring
 from rouse_gpu_server.logic.membership import Membership
 from rouse_gpu_server.logic.recordings import Recordings
 from rouse_gpu_server.logic.sessions import Sessions, records
@@ -146,6 +147,7 @@ class GpuServer:
         attachments = Attachments(
             pool, ExecutorClient(channels), coordinator, background, wakeup, clock,
             Limits(config.attach_limit_s, config.detach_limit_s, config.default_threads), sessions,
+            Measuring(pool, sessions, background, wakeup),
         )  # fmt: skip
         swapper = Swapper(
             pool, attachments, stager, background, wakeup, clock, threads[0], Fabric(config.wiring, clock.monotonic)

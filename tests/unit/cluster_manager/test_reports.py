@@ -87,6 +87,7 @@ def test_what_was_measured_is_written_when_something_follows_from_it() -> None:
     assert residency_key(light) != residency_key(weighed())
     assert residency_key(light) == residency_key(weighed(heaviness="d: light: 1.51"))
     assert residency_key(light) != residency_key(weighed(heaviness="d: heavy: 2.00", heavy=True))
+    assert residency_key(weighed(measured_working_bytes=5000)) != residency_key(weighed())
 
 
 def test_a_new_reason_is_written_of_what_is_on_no_device() -> None:

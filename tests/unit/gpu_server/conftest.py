@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -33,6 +33,7 @@ from rouse_gpu_server.logic import attachments as attachments_module
 from rouse_gpu_server.logic.attachments import Attachments, Limits
 from rouse_gpu_server.logic.dispatcher import Dispatcher
 from rouse_gpu_server.logic.leasing import Leasing
+from rouse_gpu_server.logic.measuring import Measuring
 from rouse_gpu_server.logic.membership import Membership
 from rouse_gpu_server.logic.recordings import Recordings
 from rouse_gpu_server.logic.sessions import Sessions
@@ -41,6 +42,7 @@ from rouse_gpu_server.logic.stager import Stager, TierLimits
 from rouse_gpu_server.logic.swapper import Swapper
 from rouse_gpu_server.logic.weighing import Weighing
 from rouse_gpu_server.logic.work import Background
+from rouse_gpu_server.state import records
 from rouse_gpu_server.state.ledger import PAGE_BYTES, Ledger
 from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Artefact as ArtefactRecord
@@ -166,6 +168,8 @@ class CoreDouble:
         self._neighbours = neighbours
         self.link, self.died = "unix:core", False
         self.images: dict[str, Path] = {}
+        # What versions hold beside their weights.
+        self.held: dict[str, int] = {}
 
     async def serving(self) -> None:
         """As soon as it is asked."""
@@ -179,6 +183,7 @@ class CoreDouble:
         image: Path,
         layout: str,
         order: Path | None,
+        working_bytes: int,
     ) -> None:
         self._neighbours._check("map")
         assert version_id not in self.images, "mapped twice"
@@ -189,12 +194,15 @@ class CoreDouble:
     async def unmap_model(self, version_id: str) -> None:
         self.images.pop(version_id, None)
 
+    async def working(self) -> Mapping[str, int]:
+        return {version_id: self.held.get(version_id, 0) for version_id in self.images}
+
     async def load_tape(self, version_id: str, tape: TapeFile) -> None:
         self._neighbours._check("load_tape")
         assert version_id in self.images
 
     async def open_session(
-        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
+        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None, working_bytes: int
     ) -> None:
         raise NotImplementedError
 
@@ -281,7 +289,10 @@ class Bench:
         shelf = TapedShelf(outside, disk, self.stager, self._threads[1], "host", "2.13.0", lambda _: ())
         sessions = Sessions(self.folder, shelf, background)
         sessions.start(self.cores, NobodyIsolated(), list(self.cores))
-        self.attachments = Attachments(pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions)
+        self.attachments = Attachments(
+            pool, outside, outside, background, wakeup, clock, Limits(1.0, 1.0, 1), sessions,
+            Measuring(pool, sessions, background, wakeup, pause_s=0.0),
+        )  # fmt: skip
         self.swapper = Swapper(
             pool, self.attachments, self.stager, background, wakeup, clock, self._threads[0],
             Fabric(self._wiring, clock.monotonic),
@@ -356,7 +367,9 @@ class Bench:
         self.pool.check()
         if self.at_rest:
             for device in self.pool.devices.values():
-                assert device.backend.used_bytes() == device.ledger.mapped_bytes
+                segments = [r.segment for r in device.residents.values() if r.segment is not None]
+                in_core = sum(segment.size_bytes for segment in segments if segment.in_core)
+                assert device.backend.used_bytes() + in_core == device.ledger.mapped_bytes
 
     def check_lease(self, lease_id: str, instance_id: str) -> None:
         """Whoever holds a lease can execute: the instance is attached to its own model's bytes."""
@@ -387,4 +400,6 @@ class Bench:
 @pytest.fixture
 def make_bench(monkeypatch: pytest.MonkeyPatch) -> type[Bench]:
     monkeypatch.setattr(attachments_module, "LOOK_AGAIN_S", 0.001)
+    # Devices have a few pages here.
+    monkeypatch.setattr(records, "PIECE_BYTES", PAGE_BYTES)
     return Bench

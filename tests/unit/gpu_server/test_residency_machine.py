@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rouse_common.errors import RouseError
 from rouse_contracts.functions import EXECUTION_ROUSE
 from rouse_gpu_server.logic.leasing import Call, Granted
+from rouse_gpu_server.state.residency import Tier
 from rouse_testkit.gpu import make_model
 
 if TYPE_CHECKING:
@@ -105,6 +106,15 @@ class NodeMachine(RuleBasedStateMachine):
             self.asked.append(asyncio.create_task(self.bench.leasing.acquire(call, DEADLINE_S)))
 
         self.runner.run(ask())
+        self.go()
+
+    @rule(pages=st.integers(0, 20))
+    def tapes_need_more(self, pages: int) -> None:
+        def measure() -> None:
+            self.bench.pool.measured(TAPED, pages * PAGE)
+            self.bench.wakeup.kick()
+
+        self.in_loop(measure)
         self.go()
 
     @precondition(lambda self: self.asked)
@@ -232,6 +242,12 @@ class NodeMachine(RuleBasedStateMachine):
     @invariant()
     def memory_adds_up(self) -> None:
         self.bench.check_memory()
+
+    @invariant()
+    def what_is_kept_is_in_the_ledger_once_others_can_leave(self) -> None:
+        for device in self.bench.pool.devices.values():
+            resting = all(r.state is Tier.DEVICE for r in device.residents.values())
+            assert not (resting and device.lease is None) or device.owed_bytes == 0
 
     @invariant()
     def who_holds_a_lease_can_execute(self) -> None:

@@ -31,6 +31,7 @@ class CoreDouble:
         self.served = False
         self.orders: list[Path | None] = []
         self.attachments: list[str] = []
+        self.limits: dict[str, int] = {}
 
     def _note(self, what: str, whom: str) -> None:
         self.calls.append((what, whom))
@@ -49,8 +50,10 @@ class CoreDouble:
         image: Path,
         layout: str,
         order: Path | None,
+        working_bytes: int,
     ) -> None:
         assert self.served
+        self.limits["map"] = working_bytes
         self._note("map", version_id)
         self.attachments.append(attachment_id)
         self.orders.append(order)
@@ -60,10 +63,11 @@ class CoreDouble:
         self._note("unmap", version_id)
 
     async def open_session(
-        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
+        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None, working_bytes: int
     ) -> None:
         assert len(str(socket)) < 108
         self.recording = candidates is not None
+        self.limits["open"] = working_bytes
         self._note("open", session_id)
 
     async def close_session(self, session_id: str) -> None:
@@ -72,6 +76,9 @@ class CoreDouble:
     async def save_tapes(self, session_id: str, folder: Path) -> core.SaveTapesResponse:
         self._note("save", session_id)
         return core.SaveTapesResponse()
+
+    async def working(self) -> dict[str, int]:
+        return {"v" * 64: 11}
 
     async def load_tape(self, version_id: str, tape: core.TapeFile) -> None:
         if "bad" in tape.path:
@@ -142,8 +149,9 @@ def model(execution: Execution = Execution.EXECUTION_ROUSE) -> Any:
         version_id="v" * 64, spec=FunctionSpec(name="f", execution=execution), addresses=AddressRange(base=1 << 40)
     )
     return Thing(
-        version=version, version_id=version.version_id, function="f", artefact=Thing(image_bytes=5, message=None)
-    )
+        version=version, version_id=version.version_id, function="f", artefact=Thing(image_bytes=5, message=None),
+        declared_bytes=7,
+    )  # fmt: skip
 
 
 def instance(name: str) -> Any:
@@ -176,6 +184,16 @@ async def test_a_version_is_mapped_as_long_as_it_is_on_the_device(tmp_path: Path
     assert native.calls == [
         ("unmap", v), ("map", v), ("open", "i1"), ("open", "i2"), ("close", "i1"), ("close", "i2"), ("unmap", v),
     ]  # fmt: skip
+
+
+async def test_what_a_function_declares_is_the_limit_of_its_sessions_and_replays(tmp_path: Path) -> None:
+    native, sessions = CoreDouble(), sessions_of(tmp_path)
+    (tmp_path / ".x").mkdir()
+    sessions.start({"d0": native}, OwnDouble(), ["d0"])
+    assert await sessions.working(sessions.executor_of(RESIDENT)) == {}
+    await sessions.open(instance("i1"), RESIDENT)
+    assert native.limits == {"map": 7, "open": 7}
+    assert await sessions.working(sessions.executor_of(RESIDENT)) == {"v" * 64: 11}
 
 
 async def test_sessions_of_an_executor_that_ended_are_over(tmp_path: Path) -> None:

@@ -180,10 +180,17 @@ def _residency(state: State, rows: Sequence[rouse.Residency], numbers: Mapping[s
         )
     state.out.print()
     state.out.print(residency)
+    for words in dict.fromkeys(_working(r, numbers) for r in rows if r.measured_working_bytes):
+        state.say(f"working   {escape(words)}")
     for words in dict.fromkeys(r.heaviness for r in rows if r.heaviness):
         state.say(f"weight    {escape(words)}")
     for words in dict.fromkeys(r.eager_reason for r in rows if r.eager_reason):
         state.say(f"a request was not recorded as a tape: {escape(words)}")
+
+
+def _working(row: rouse.Residency, numbers: Mapping[str, str]) -> str:
+    size, version = text.size(row.measured_working_bytes), numbers.get(row.version_id, row.version_id)
+    return f"version {version} held {size} beside its weights at most, as measured on {row.node}"
 
 
 @click.command()

@@ -130,6 +130,7 @@ def residency_message(row: models.Placement) -> functions.Residency:
         eager_reason=row.eager_reason,
         heavy=row.heavy,
         heaviness=row.heaviness,
+        measured_working_bytes=row.measured_working_bytes,
     )
 
 
@@ -148,6 +149,7 @@ def placement_row(node_id: str, message: functions.Residency) -> models.Placemen
         eager_reason=clean(message.eager_reason),
         heavy=message.heavy,
         heaviness=clean(message.heaviness),
+        measured_working_bytes=bounded(message.measured_working_bytes),
     )
 
 

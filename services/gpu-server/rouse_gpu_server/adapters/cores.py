@@ -20,7 +20,7 @@ from rouse_contracts import core
 from rouse_gpu_server.config import DeviceSpec
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.ledger import PIECE_BYTES, round_up
-from rouse_native.executor import ExecutorProcess, ExecutorSettings
+from rouse_native.executor import ExecutorProcess, ExecutorSettings, SessionLimits
 
 LOG = logging.getLogger(__name__)
 START_S = 30.0
@@ -29,6 +29,8 @@ SOCKETS = ".x"
 
 class Core(Protocol):
     """One device's executor. All raise RouseError.
+
+    `working_bytes` is what a session, or replays, may hold beside the weights; 0: as much as the executor allows.
 
     Attributes:
         link: its address, unix:PATH.
@@ -47,12 +49,13 @@ class Core(Protocol):
         image: Path,
         layout: str,
         order: Path | None,
+        working_bytes: int,
     ) -> None: ...
 
     async def unmap_model(self, version_id: str) -> None: ...
 
     async def open_session(
-        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
+        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None, working_bytes: int
     ) -> None: ...
 
     async def close_session(self, session_id: str) -> None: ...
@@ -60,6 +63,8 @@ class Core(Protocol):
     async def save_tapes(self, session_id: str, folder: Path) -> core.SaveTapesResponse: ...
 
     async def load_tape(self, version_id: str, tape: core.TapeFile) -> None: ...
+
+    async def working(self) -> Mapping[str, int]: ...
 
 
 class NativeCore:
@@ -82,21 +87,24 @@ class NativeCore:
         image: Path,
         layout: str,
         order: Path | None,
+        working_bytes: int,
     ) -> None:
         await self._process.client.map_model(
             version_id, attachment_id,
             base=base, size_bytes=size_bytes, image=image, layout=layout, order=order, timeout_s=self._limit_s,
+            working_bytes=working_bytes,
         )  # fmt: skip
 
     async def unmap_model(self, version_id: str) -> None:
         await self._process.client.unmap_model(version_id, self._limit_s)
 
     async def open_session(
-        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None
+        self, session_id: str, version_id: str, socket: Path, user: int, *, candidates: Path | None, working_bytes: int
     ) -> None:
         await self._process.client.open_session(
             session_id, socket, self._limit_s,
             version_id=version_id, peer_user=user, record=candidates is not None, candidates=candidates,
+            limits=SessionLimits(scratch_bytes=working_bytes),
         )  # fmt: skip
 
     async def close_session(self, session_id: str) -> None:
@@ -107,6 +115,10 @@ class NativeCore:
 
     async def load_tape(self, version_id: str, tape: core.TapeFile) -> None:
         await self._process.client.load_tapes(version_id, [tape], self._limit_s)
+
+    async def working(self) -> Mapping[str, int]:
+        """The most that each version held beside its weights, in bytes."""
+        return await self._process.client.most_working_bytes(self._limit_s)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from rouse_gpu_server import metrics
 from rouse_gpu_server.adapters import processes
 from rouse_gpu_server.adapters.coordinator import Coordinator
 from rouse_gpu_server.adapters.executors import Executors
+from rouse_gpu_server.logic.measuring import Measuring
 from rouse_gpu_server.logic.sessions import Sessions
 from rouse_gpu_server.logic.work import Background
 from rouse_gpu_server.state.pool import Pool
@@ -53,10 +54,11 @@ class Attachments:
         clock: Clock,
         limits: Limits,
         sessions: Sessions,
+        measuring: Measuring,
     ) -> None:
         self._pool, self._executors, self._coordinator = pool, executors, coordinator
         self._background, self._wakeup, self._clock, self._limits = background, wakeup, clock, limits
-        self._sessions = sessions
+        self._sessions, self._measuring = sessions, measuring
         self._settling: dict[str, asyncio.Task[None]] = {}
 
     async def attach(self, executor: Executor, model: Model, resident: Resident | None) -> None:
@@ -100,6 +102,12 @@ class Attachments:
         executor.turn(Turn.ATTACHED)
         executor.attachment_id = request.lease_id
         executor.refusals = 0
+        if resident is not None:
+            self.used(resident)
+
+    def used(self, resident: Resident) -> None:
+        """What was done with the resident may have taken memory of its device."""
+        self._measuring.used(resident)
 
     def in_core(self, model: Model) -> bool:
         """Whether the model's weights lie in a native executor."""
@@ -120,6 +128,7 @@ class Attachments:
     async def map_tapes(self, resident: Resident, key: str) -> None:
         """Has the device answer requests of a kind by tapes, without an instance. Raises RouseError."""
         await self._sessions.map_tapes(resident, key)
+        self.used(resident)
 
     async def end_replays(self, resident: Resident) -> None:
         """What still replays under a lease that was given up ends; nothing does once the resident is unmapped."""

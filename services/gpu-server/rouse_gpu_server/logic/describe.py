@@ -43,6 +43,7 @@ def describe(
         for row in shown or [_row(model, node_id, _beside_devices(model), "")]:
             row.tapes, row.replays, row.eager_reason = tapes(model), model.replays, model.eager_reason
             row.heavy, row.heaviness = _weight(model, row.device)
+            row.measured_working_bytes = model.measured_bytes
             answer.residency.append(row)
     return answer
 

@@ -16,7 +16,7 @@ from rouse_gpu_server.state.pool import Pool
 from rouse_gpu_server.state.records import Lease, Model, Phase, device_itself
 from rouse_gpu_server.state.waiting import Waiter
 from rouse_gpu_server.state.wakeup import Wakeup
-from rouse_policy import golden, interference, scheduling
+from rouse_policy import golden, growth, interference, scheduling
 
 LOG = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Dispatcher:
         self._wake_at = None
         if not self._pool.synced or not self.settled:
             return
+        self._make_room(now)
         pins = self._pool.to_bring(now)
         due = tuple(version_id for version_id, at in pins.items() if at <= now)
         if not due and not len(self._pool.waiting):
@@ -86,6 +87,19 @@ class Dispatcher:
             self._grant(grant, now)
         if decision.grants or decision.loads:
             LOG.debug("decided: %s", decision.reason)
+
+    def _make_room(self, now: float) -> None:
+        """Where models need more than was known when they came, others leave."""
+        devices = self._pool.devices.values()
+        for device in devices:
+            device.settle()
+        if not any(device.owed_bytes for device in devices):
+            return
+        decision, _ = growth.decide(self._pool.snapshot(), growth.State(), self._settings, now)
+        for leave in decision.leaves:
+            resident = self._pool.devices[leave.device].residents[leave.version]
+            self._swapper.evict(resident, f"others need more memory than was known: {leave.reason}")
+        LOG.debug("models have grown: %s", decision.reason)
 
     def _refuse_without_executors(self) -> None:
         for version_id in self._pool.waiting.versions():
@@ -206,6 +220,8 @@ class Dispatcher:
 
     def _end(self, lease: Lease, reason: str) -> None:
         self._pool.end(lease, reason, self._clock.monotonic(), self._clock.now())
+        if lease.resident is not None:
+            self._attachments.used(lease.resident)
         self._wakeup.kick()
 
     def fail(self, waiter: Waiter, error: RouseError) -> None:

@@ -138,8 +138,9 @@ class Sessions:
                 candidates = await self._shelf.candidates(model.version, model.artefact)
             self._open[executor.instance_id] = session
             await native.open_session(
-                executor.instance_id, version_id, socket, processes.user(executor.pid), candidates=candidates
-            )
+                executor.instance_id, version_id, socket, processes.user(executor.pid),
+                candidates=candidates, working_bytes=model.declared_bytes,
+            )  # fmt: skip
         return str(socket)
 
     def _native(self, session: _Session, resident: Resident) -> Core:
@@ -187,7 +188,7 @@ class Sessions:
         self._touched.add(session)
         await native.map_model(
             session.version_id, attachment_id, model.version.addresses.base, model.artefact.image_bytes,
-            resident.segment.path, layout, order,
+            resident.segment.path, layout, order, model.declared_bytes,
         )  # fmt: skip
         self._mappings[session] = _Mapping(attachment_id)
 
@@ -269,6 +270,16 @@ class Sessions:
         session = self._open.get(instance_id)
         return await self._core(session).save_tapes(instance_id, folder) if session is not None else None
 
+    def executor_of(self, resident: Resident) -> tuple[str, str]:
+        """Which executor a resident uses: the device's, or there the version's own, which is then named."""
+        return _executor(self._session(resident.device.name, resident.model))
+
+    async def working(self, executor: tuple[str, str]) -> Mapping[str, int]:
+        """The most that each version which an executor has mapped held there beside its weights, in bytes. Raises
+        RouseError."""
+        mapped = next((session for session in self._mappings if _executor(session) == executor), None)
+        return await self._core(mapped).working() if mapped is not None else {}
+
     # ---- ending ----
 
     async def close(self, instance_id: str) -> None:
@@ -322,7 +333,7 @@ class Sessions:
         had one."""
 
         def had(session: _Session) -> bool:
-            return session.device == device and (session.version_id if session.own else "") == version_id
+            return _executor(session) == (device, version_id)
 
         gone = [instance_id for instance_id, session in self._open.items() if had(session)]
         for instance_id in gone:
@@ -344,6 +355,10 @@ class Sessions:
 def records(spec: FunctionSpec) -> bool:
     """Whether a function's requests are recorded."""
     return specs.is_redirected(spec) and specs.uses_tapes(spec) and not spec.decoupled
+
+
+def _executor(session: _Session) -> tuple[str, str]:
+    return session.device, session.version_id if session.own else ""
 
 
 def _short(name: str) -> str:

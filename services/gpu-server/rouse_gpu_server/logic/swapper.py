@@ -39,6 +39,8 @@ class _Loading:
     reason: str
     started: float
     started_at: float
+    # Of the device, when it was decided.
+    growths: int
     copied_bytes: int = 0
     # From when on its memory is taken and filled, and whether no other copy was on the same links since.
     moving_since: float | None = None
@@ -114,6 +116,12 @@ class Swapper:
             await in_thread(self._threads, threading.Event(), lambda: device.backend.free(segment))
         resident.segment = None
         device.ledger.unmap(segment.size_bytes)
+        self._let_go(resident)
+
+    def _let_go(self, resident: Resident) -> None:
+        """What it kept beside its weights is gone with its sessions."""
+        resident.device.ledger.release(resident.staying_bytes)
+        resident.staying_bytes = 0
 
     # ---- loading ----
 
@@ -130,7 +138,7 @@ class Swapper:
         )  # fmt: skip
         device.residents[model.version_id] = resident
         evicted = tuple(self._function(victim.version) for victim in decision.victims)
-        loading = _Loading(resident, evicted, decision.reason, now, wall)
+        loading = _Loading(resident, evicted, decision.reason, now, wall, device.growths)
         key = (model.version_id, device.name)
         assert key not in self._loading
         self._loading[key] = loading
@@ -207,11 +215,12 @@ class Swapper:
     async def _swap_in(self, loading: _Loading) -> None:
         resident = loading.resident
         model, device = resident.model, resident.device
-        await self._room(resident)
+        await self._room(loading)
         source = await self._source(loading)
         size = model.size_bytes
         device.ledger.reserve(size)
         resident.promised_bytes = size
+        device.settle()
         metrics.LOADING_QUEUE_DELAY.labels(device.name).observe(self._clock.monotonic() - loading.started)
         self._moves(loading)
         if self._attachments.in_core(model):
@@ -301,12 +310,18 @@ class Swapper:
         assert model.artefact.image is not None
         return model.artefact.image
 
-    async def _room(self, resident: Resident) -> None:
+    async def _room(self, loading: _Loading) -> None:
         """Waits for the memory that evictions of this and earlier decisions give back. Raises Postponed."""
-        device = resident.device
+        resident, device = loading.resident, loading.resident.device
         while not device.has_room_for(resident):
             leaving = [r for r in device.residents.values() if r.state is Tier.EVICTING]
             stuck = [r for r in leaving if any(e.stuck for e in self._pool.holders(r))]
+            if not leaving and device.growths > loading.growths:
+                raise Postponed(
+                    "DEVICE_MEMORY_FULL",
+                    f"device {device.name} has no room: a function there needs more than was known before",
+                    device=device.name,
+                )
             if not leaving:
                 raise ResourceExhausted(
                     "DEVICE_MEMORY_FULL", f"device {device.name} has no room left", device=device.name
@@ -347,6 +362,7 @@ class Swapper:
         elif resident.promised_bytes:
             device.ledger.release(resident.promised_bytes)
             resident.promised_bytes = 0
+            self._let_go(resident)
         resident.machine = resident.machine.after(Step.SWAP_FAILED, why, self._clock.now())
         del device.residents[resident.model.version_id]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from rouse_gpu_server.state.ledger import PAGE_BYTES, round_up
 from rouse_gpu_server.state.records import Artefact, Device, Executor, Lease, Model, Resident
 from rouse_gpu_server.state.residency import Step, Tier
 from rouse_gpu_server.state.shares import Shares
@@ -89,7 +90,8 @@ class Pool:
         if resident is not None:
             assert resident.device.lease is None
             resident.machine = resident.machine.after(Step.EXECUTE, reason, wall)
-            resident.device.ledger.reserve(lease.model.working_bytes)
+            lease.passing_bytes = lease.model.passing_bytes
+            resident.device.ledger.reserve(lease.passing_bytes)
             resident.device.lease = lease
             resident.last_used_at = now
             lease.first, lease.moved_s, resident.used = not resident.used, resident.moved_s, True
@@ -108,7 +110,7 @@ class Pool:
         resident = lease.resident
         if resident is not None:
             assert resident.device.lease is lease
-            resident.device.ledger.release(lease.model.working_bytes)
+            resident.device.ledger.release(lease.passing_bytes)
             resident.device.lease = None
             resident.machine = resident.machine.after(Step.FINISHED, reason, wall)
             resident.last_used_at = now
@@ -118,6 +120,33 @@ class Pool:
         assert lease.executor.lease is lease
         lease.executor.lease = None
         self.leases.pop(lease.lease_id, None)
+
+    # ---- working memory ----
+
+    def measured(self, version_id: str, size_bytes: int) -> bool:
+        """A version was seen to hold so much beside its weights; whether that is more than was known.
+
+        It is never taken for more than the largest device has beside the weights: what has run can be placed.
+        """
+        model = self.models.get(version_id)
+        if model is None:
+            return False
+        largest = max(device.ledger.capacity_bytes for device in self.devices.values())
+        size = min(round_up(size_bytes), max(0, largest - model.size_bytes) // PAGE_BYTES * PAGE_BYTES)
+        if size <= model.measured_bytes:
+            return False
+        model.measured_bytes = size
+        for device in self.devices.values():
+            lease = device.lease
+            if lease is not None and lease.model is model:
+                # What it keeps is counted for itself from now on.
+                less = max(0, lease.passing_bytes - model.passing_bytes)
+                device.ledger.release(less)
+                lease.passing_bytes -= less
+            if version_id in device.residents:
+                device.growths += 1
+                device.settle()
+        return True
 
     # ---- policy ----
 
@@ -200,7 +229,8 @@ class Pool:
         in_memory = model.artefact.machine.state is Tier.HOST
         source = scheduling.HOST if in_memory else scheduling.DISK
         return scheduling.Model(
-            model.version_id, model.size_bytes, model.working_bytes, source, model.gap_s, self.is_pinned(model),
+            model.version_id, model.size_bytes and model.size_bytes + model.staying_bytes, model.passing_bytes, source,
+            model.gap_s, self.is_pinned(model),
             served, tuple(sorted(device for device, weight in model.weights_on.items() if weight.heavy)),
         )  # fmt: skip
 
@@ -210,8 +240,10 @@ class Pool:
             ledger, residents = device.ledger, device.residents.values()
             assert ledger.mapped_bytes == sum(r.segment.size_bytes for r in residents if r.segment is not None)
             promised = sum(r.promised_bytes for r in residents)
-            working = device.lease.model.working_bytes if device.lease is not None else 0
-            assert ledger.reserved_bytes == promised + working
+            staying = sum(r.staying_bytes for r in residents)
+            passing = device.lease.passing_bytes if device.lease is not None else 0
+            assert ledger.reserved_bytes == promised + staying + passing
+            assert all(r.staying_bytes <= r.model.staying_bytes for r in residents)
             assert ledger.free_bytes >= 0
             executing = [r for r in residents if r.state is Tier.EXECUTING]
             assert len(executing) == (device.lease is not None)

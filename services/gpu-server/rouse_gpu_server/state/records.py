@@ -108,6 +108,7 @@ class Model:
         measured: how long its requests take, by device; `weights_on`: whether that makes it heavy there.
         replays: requests that tapes answered.
         eager_reason: why requests were not recorded, or gave no tape, the latest of them.
+        measured_bytes: of a redirected function, the most that it held on a device beside the weights, whole pages.
     """
 
     version: FunctionVersion
@@ -125,6 +126,7 @@ class Model:
     weights_on: dict[str, heaviness.Decision] = field(default_factory=dict)
     replays: int = 0
     eager_reason: str = ""
+    measured_bytes: int = 0
 
     @property
     def version_id(self) -> str:
@@ -141,9 +143,24 @@ class Model:
         return round_up(known, PIECE_BYTES if specs.is_redirected(self.version.spec) else PAGE_BYTES)
 
     @property
+    def declared_bytes(self) -> int:
+        """What its specification says that a request needs beside the weights."""
+        return self.version.spec.resources.working_memory_bytes
+
+    @property
     def working_bytes(self) -> int:
-        """Device memory beside the weights while one request executes, whole pages."""
-        return round_up(self.version.spec.resources.working_memory_bytes)
+        """Device memory beside the weights while one request executes, whole pages: declared, or measured as more."""
+        return max(round_up(self.declared_bytes), self.measured_bytes)
+
+    @property
+    def staying_bytes(self) -> int:
+        """The part of it that is not given back between requests: sessions and replays keep it for the next one."""
+        return self.measured_bytes
+
+    @property
+    def passing_bytes(self) -> int:
+        """The part of it that is needed while a lease is held only."""
+        return self.working_bytes - self.staying_bytes
 
     def note_arrival(self, now: float, requests: int = 1) -> None:
         """Learns from requests that came since the last one, evenly."""
@@ -162,6 +179,7 @@ class Resident:
     Args:
         segment: its memory, once allocated.
         promised_bytes: memory that is reserved for it in the ledger and not mapped yet.
+        staying_bytes: memory that is reserved in the ledger for what it keeps beside its weights.
         source: where its weights come from while they do: host, disk or a device.
         moved_s: how long they were on their way from host memory; None where they came from elsewhere, or where
             other copies were on the same links.
@@ -174,6 +192,7 @@ class Resident:
     machine: Machine
     segment: Segment | None = None
     promised_bytes: int = 0
+    staying_bytes: int = 0
     source: str = ""
     moved_s: float | None = None
     used: bool = False
@@ -185,10 +204,20 @@ class Resident:
     def state(self) -> Tier:
         return self.machine.state
 
+    @property
+    def owed_bytes(self) -> int:
+        """What it keeps beside its weights and the ledger had no room for yet."""
+        here = self.state is not Tier.EVICTING and (self.segment is not None or self.promised_bytes > 0)
+        return max(0, self.model.staying_bytes - self.staying_bytes) if here else 0
+
 
 @dataclass(eq=False)
 class Device:
-    """A device: its memory, what is on it, and who computes on it."""
+    """A device: its memory, what is on it, and who computes on it.
+
+    Args:
+        growths: how often a model that is here turned out to need more than was known.
+    """
 
     name: str
     kind: str
@@ -198,17 +227,41 @@ class Device:
     lease: Lease | None = None
     swap_ins: int = 0
     evictions: int = 0
+    growths: int = 0
+
+    @property
+    def owed_bytes(self) -> int:
+        """What is kept beside weights here and the ledger had no room for yet."""
+        return sum(r.owed_bytes for r in self.residents.values())
 
     def has_room_for(self, newcomer: Resident) -> bool:
-        """Whether the newcomer's weights can be mapped so that each resident can still execute."""
-        size = newcomer.model.size_bytes
-        runnable = [
-            r for r in self.residents.values() if r.state is not Tier.EVICTING and (r.segment or r.promised_bytes)
+        """Whether the newcomer can be mapped so that each resident can still execute."""
+        size = newcomer.model.size_bytes + newcomer.model.staying_bytes
+        passing = max(r.model.passing_bytes for r in [newcomer, *self._runnable()])
+        taken = self.ledger.mapped_bytes + self.owed_bytes
+        taken += sum(r.promised_bytes + r.staying_bytes for r in self.residents.values())
+        return taken + size + passing <= self.ledger.capacity_bytes and size <= self.ledger.free_bytes
+
+    def settle(self) -> None:
+        """Reserves what residents keep beside their weights, as far as there is room that nobody else counts on."""
+        for resident in self.residents.values():
+            size = min(resident.owed_bytes, self._spare_bytes())
+            self.ledger.reserve(size)
+            resident.staying_bytes += size
+
+    def _runnable(self) -> list[Resident]:
+        return [r for r in self.residents.values() if r.state is not Tier.EVICTING and (r.segment or r.promised_bytes)]
+
+    def _spare_bytes(self) -> int:
+        """Free memory but for what loads will take that have begun, and what the next lease will."""
+        coming = [
+            r for r in self.residents.values() if r.state is Tier.SWAPPING_IN and not (r.segment or r.promised_bytes)
         ]
-        working = max(r.model.working_bytes for r in [newcomer, *runnable])
-        promised = sum(r.promised_bytes for r in self.residents.values())
-        fits = self.ledger.mapped_bytes + promised + size + working <= self.ledger.capacity_bytes
-        return fits and size <= self.ledger.free_bytes
+        loads = sum(r.model.size_bytes + r.model.staying_bytes for r in coming)
+        passing = max((r.model.passing_bytes for r in [*coming, *self._runnable()]), default=0)
+        if self.lease is not None:
+            passing = max(0, passing - self.lease.passing_bytes)
+        return max(0, self.ledger.free_bytes - loads - passing)
 
 
 class Phase(Enum):
@@ -311,6 +364,7 @@ class Lease:
         ending: it was given up and its executor is being made idle.
         tenant, weight: whose request it was granted to, and its share of contended devices.
         charged_s: what the tenant was charged for it so far.
+        passing_bytes: memory that is reserved for it on the device.
         first: it is the first after the weights came; `moved_s` as of the resident.
     """
 
@@ -326,6 +380,7 @@ class Lease:
     tenant: str = ""
     weight: int = 1
     charged_s: float = 0.0
+    passing_bytes: int = 0
     first: bool = False
     moved_s: float | None = None
     lease_id: str = ""
