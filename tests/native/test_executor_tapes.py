@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,54 @@ async def test_two_requests_of_two_sessions_make_a_tape(tmp_path: Path, short_fo
             (output,) = functions.TensorBatch.FromString(answer.outputs).tensors
             assert output.data == expected.numpy().tobytes()
     await links.close()
+
+
+async def test_replays_keep_to_what_their_version_may_hold(tmp_path: Path, short_folder: Path) -> None:
+    image, values = tmp_path / "image", bytes(4 * LAYERS.width)
+    image.write_bytes(bytes(SIZE))
+    links = Links(64 << 20)
+    settings = ExecutorSettings("host:0", short_folder, {"capacity-mib": 64})
+    async with ExecutorProcess(settings, links).running() as process:
+        await process.serving(SECONDS)
+        client = process.client
+
+        async def mapped(working_bytes: int) -> None:
+            await client.unmap_model("v", SECONDS)
+            await client.map_model(
+                "v", "at", base=BASE, size_bytes=SIZE, image=image, timeout_s=SECONDS, working_bytes=working_bytes
+            )
+
+        await mapped(0)
+        _, (path,) = await record(process, short_folder, [values, values])
+        tape = core.TapeFile(path=path, inputs=[_input("x")], output_names=["y"])
+        await mapped(1)
+        await client.load_tapes("v", [tape], SECONDS)
+        assert await refusal(client.execute(request(values), SECONDS)) == "REPLAY_FAILED"
+        assert await client.most_working_bytes(SECONDS) == {"v": 0}
+        limit = 64 << 10
+        await mapped(limit)
+        await client.load_tapes("v", [tape], SECONDS)
+        # What its plan needs is taken, and so known, before the first replay.
+        before = (await client.most_working_bytes(SECONDS))["v"]
+        assert 0 < before <= limit
+        for _ in range(3):
+            (output,) = functions.TensorBatch.FromString(
+                (await client.execute(request(values), SECONDS)).outputs
+            ).tensors
+            assert output.data == values
+        assert before <= (await client.most_working_bytes(SECONDS))["v"] <= limit
+        assert process.incarnation == 1
+    await links.close()
+
+
+async def refusal(call: Awaitable[object]) -> str:
+    """The reason that a call is refused with; empty where it is not."""
+    try:
+        await call
+    except RouseError as error:
+        assert error.reason != "REPLAY_FAILED" or "`working_memory_bytes`" in error.message
+        return error.reason
+    return ""
 
 
 @pytest.fixture(params=["cpu", pytest.param(STAND_IN, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])

@@ -89,11 +89,17 @@ void* Heap::map(std::size_t bytes) {
 
 void* Heap::cut_from_slab(std::size_t bytes) {
   if (slab_left_ < bytes) {
-    void* slab = map(kSlab);
+    std::size_t whole = kSlab;
+    void* slab = map(whole);
+    if (slab == nullptr) {
+      // A small limit is used to its last page.
+      whole = (bytes + kPage - 1) / kPage * kPage;
+      slab = map(whole);
+    }
     if (slab == nullptr) return nullptr;
-    slabs_.push_back({slab, kSlab});
+    slabs_.push_back({slab, whole});
     slab_at_ = static_cast<std::byte*>(slab);
-    slab_left_ = kSlab;
+    slab_left_ = whole;
   }
   void* at = slab_at_;
   slab_at_ += bytes;

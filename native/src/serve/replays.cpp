@@ -14,6 +14,7 @@
 #include "rouse/base/text.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/operation.h"
+#include "rouse/tape/guarded.h"
 #include "rouse/tape/shelf.h"
 
 namespace rouse::serve {
@@ -72,6 +73,18 @@ struct Kind {
   std::shared_ptr<ReplayCounts> counts;
 };
 
+// What runs out of memory, or fails otherwise, is an answer and not the end of the process.
+template <typename T, typename Body>
+Answer<T> guarded(const char* what, const char* reason, const Body& body) {
+  Answer<T> answer;
+  const Status done = tape::guarded(what, [&] {
+    answer = body();
+    return Status();
+  });
+  if (done.ok()) return answer;
+  return RpcError{RpcCode::kInternal, reason, done.text()};
+}
+
 RpcError refuse(const Status& status, const std::string& path) {
   RpcError error = to_rpc(status);
   error.message = path + ": " + error.message;
@@ -126,6 +139,10 @@ std::vector<TapeInfo> Replays::info(const std::string& version_id) const {
 }
 
 Answer<std::vector<TapeInfo>> Replays::load(const MappedModel& mapped, const std::vector<TapeFile>& files) {
+  return guarded<std::vector<TapeInfo>>("loading a tape", "LOAD_FAILED", [&] { return load_all(mapped, files); });
+}
+
+Answer<std::vector<TapeInfo>> Replays::load_all(const MappedModel& mapped, const std::vector<TapeFile>& files) {
   const ModelSpec& model = mapped.spec;
   std::unique_ptr<Version>& version = versions_[model.version_id];
   if (!version) {
@@ -214,6 +231,11 @@ Answer<std::string> write_outputs(const Kind& kind, const tape::Played& played,
 
 Answer<Executed> Replays::execute(const std::string& version_id, const ExecuteRequest& request,
                                   transfer::Deadline deadline) {
+  return guarded<Executed>("a replay", "REPLAY_FAILED", [&] { return replay(version_id, request, deadline); });
+}
+
+Answer<Executed> Replays::replay(const std::string& version_id, const ExecuteRequest& request,
+                                 transfer::Deadline deadline) {
   const RpcError none{RpcCode::kFailedPrecondition, "NO_TAPE",
                       "version " + version_id + " has no tape for these inputs"};
   Version* const version = find(version_id);

@@ -33,7 +33,8 @@ class Replays {
   explicit Replays(ReplayPlace place);
   ~Replays();
 
-  // Adds tapes of a mapped model, up to the first that does not hold. BAD_TAPE, TAPE_MISMATCH, TOO_MANY_TAPES.
+  // Adds tapes of a mapped model, up to the first that does not hold. BAD_TAPE, TAPE_MISMATCH, TOO_MANY_TAPES,
+  // LOAD_FAILED.
   Answer<std::vector<TapeInfo>> load(const MappedModel& model, const std::vector<TapeFile>& files);
   // Before the model is unmapped: its tapes name its addresses.
   void drop(const std::string& version_id);
@@ -44,6 +45,8 @@ class Replays {
  private:
   struct Version;
 
+  Answer<std::vector<TapeInfo>> load_all(const MappedModel& model, const std::vector<TapeFile>& files);
+  Answer<Executed> replay(const std::string& version_id, const ExecuteRequest& request, transfer::Deadline deadline);
   Version* find(const std::string& version_id);
 
   const ReplayPlace place_;

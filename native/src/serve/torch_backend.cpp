@@ -24,6 +24,7 @@
 #include "rouse/executor/session.h"
 #include "rouse/executor/warm_up.h"
 #include "rouse/serve/log.h"
+#include "rouse/tape/guarded.h"
 #include "rouse/tape/recorder.h"
 #include "tenant.h"
 
@@ -162,8 +163,12 @@ class TorchBackend : public Backend {
 
   Result<std::unique_ptr<SessionWork>> open_session(const SessionSpec& spec) override {
     ROUSE_RETURN_IF_ERROR(tenant_.admit(spec.version_id));
-    auto work = std::make_unique<TorchWork>(where_, spec, models_->find(spec.version_id));
-    if (!work->status().ok()) return work->status();
+    std::unique_ptr<TorchWork> work;
+    // What a session begins with may be more than its limit already.
+    ROUSE_RETURN_IF_ERROR(tape::guarded("a session", [&] {
+      work = std::make_unique<TorchWork>(where_, spec, models_->find(spec.version_id));
+      return work->status();
+    }));
     return std::unique_ptr<SessionWork>(std::move(work));
   }
   Answer<std::monostate> map_model(const ModelSpec& spec) override {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda_graph.h"
-#include "guarded.h"
+#include "rouse/tape/guarded.h"
 #include "rouse/base/text.h"
 #include "rouse/tape/graph_impl.h"
 

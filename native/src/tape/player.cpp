@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "guarded.h"
+#include "rouse/tape/guarded.h"
 #include "rouse/executor/allocator.h"
 #include "rouse/executor/arrival.h"
 #include "rouse/executor/lifetime_log.h"

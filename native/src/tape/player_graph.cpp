@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "guarded.h"
+#include "rouse/tape/guarded.h"
 #include "rouse/tape/player.h"
 
 namespace rouse::tape {

@@ -84,6 +84,14 @@ TEST(Account, WhatIsRefusedSaysHowMuchWasWantedAndWhatToDo) {
   free_block(heap->allocate(7 * kMiB).value());
 }
 
+TEST(Account, ASmallLimitIsUsedToItsLastPage) {
+  const auto heap = Heap::make(std::make_shared<Account>(12 << 10));
+  std::vector<void*> blocks;
+  for (auto block = heap->allocate(1 << 10); block.ok(); block = heap->allocate(1 << 10)) blocks.push_back(block.value());
+  EXPECT_GE(blocks.size(), 9u);
+  for (void* block : blocks) free_block(block);
+}
+
 class Planned : public ::testing::Test {
  protected:
   // One block of 4 MiB.

@@ -91,6 +91,22 @@ TEST(Tensors, RefusesWhatContradictsItself) {
   EXPECT_EQ(refused("FP32", {0, 1ll << 62, 1ll << 62}), Code::kInvalid);
 }
 
+TEST(Core, SaysWhatAVersionMayHoldAndHeld) {
+  const std::string map = ProtoWriter().text(1, "v").text(6, "at").varint(9, 1ull << 40).out();
+  EXPECT_EQ(read_map_model(as_bytes(map)).value().working_bytes, 1ull << 40);
+  EXPECT_FALSE(read_describe({}).value());
+  EXPECT_TRUE(read_describe(as_bytes(ProtoWriter().varint(1, 1).out())).value());
+  EXPECT_EQ(read_describe(as_bytes(ProtoWriter().text(1, "x").out())).status().code(), Code::kInvalid);
+  SessionInfo session;
+  session.most_bytes = 77;
+  const std::string written = write_session(session);
+  ProtoReader reader(as_bytes(written), "CoreSession");
+  uint64_t most = 0;
+  while (reader.next())
+    if (reader.field() == 8) most = reader.varint();
+  EXPECT_EQ(most, 77u);
+}
+
 TEST(Frames, AreCutOutOfAnyPieces) {
   std::string stream;
   for (const size_t size : {0, 1, 70'000, 3, 200'000}) {
