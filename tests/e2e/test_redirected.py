@@ -80,6 +80,59 @@ def narrow_mesh(tmp_path: Path) -> Iterator[Mesh]:
     mesh.stop()
 
 
+@pytest.fixture
+def shared_mesh(tmp_path: Path) -> Iterator[Mesh]:
+    """One node with a device that holds two of the models of SIZE, and little beside them."""
+    mesh = Mesh(tmp_path / "shared", devices=("host:gpu0=14MiB",), settings=EXECUTORS)
+    mesh.start()
+    yield mesh
+    mesh.stop()
+
+
+def test_what_a_function_holds_beside_its_weights_counts_whether_it_is_declared_or_not(
+    shared_mesh: Mesh, tmp_path: Path
+) -> None:
+    client, draw = shared_mesh.client(), np.random.default_rng(1)
+    few, many = (draw.random((rows, SIZE), dtype=np.float32) for rows in (2, 1024))
+
+    def deploy(name: str, seed: int, resources: rouse.Resources) -> None:
+        manifest = write_linear(tmp_path / name, name, SIZE, seed) / "rouse.toml"
+        manifest.write_text(f'execution = "rouse"\n{manifest.read_text()}')
+        client.deploy(tmp_path / name, resources=resources)
+        client.infer(name, {"x": few}, timeout=60)
+
+    deploy("first", 0, rouse.Resources())
+    deploy("second", 1, rouse.Resources())
+
+    def row(name: str) -> rouse.Residency:
+        return client.describe(name).residency[0]
+
+    for name in ("first", "second"):
+        shared_mesh.wait_until(lambda name=name: bool(client.describe(name).residency), "the node has said where it is")
+    # Both are there, with what little they needed.
+    shared_mesh.wait_until(lambda: row("second").measured_working_bytes > 0, "the second was measured")
+    assert [row(name).device for name in ("first", "second")] == ["gpu0", "gpu0"]
+    # 4 MiB of inputs and as much of outputs, which nobody has declared.
+    y = client.infer("second", {"x": many}, timeout=60)["y"]
+    shared_mesh.wait_until(lambda: row("second").measured_working_bytes > 8 << 20, "what it held was measured")
+    shared_mesh.wait_until(lambda: not row("first").device, "the first has left for it")
+    assert "others need more memory than was known" in row("first").reason
+    (device,) = client.status().nodes[0].devices
+    assert device.reserved_bytes == row("second").measured_working_bytes
+    client.infer("first", {"x": few}, timeout=60)
+
+    # One that has declared less than it needs hears so, and goes on.
+    client.delete("second")
+    deploy("third", 1, rouse.Resources(working_memory_bytes=2 << 20))
+    for _ in range(2):
+        with pytest.raises(rouse.RouseError) as caught:
+            client.infer("third", {"x": many}, timeout=60)
+        assert "`working_memory_bytes`" in str(caught.value)
+        np.testing.assert_array_equal(client.infer("third", {"x": many[:100]}, timeout=60)["y"], y[:100])
+    shared_mesh.wait_until(lambda: row("third").measured_working_bytes > 0, "the third was measured")
+    assert row("third").measured_working_bytes <= 4 << 20
+
+
 def executor_pid(mesh: Mesh) -> int | None:
     """The native executor, a child of gpu-server; None where there is none now."""
     children = psutil.Process(mesh.services["gpu-server@node0"]).children()
