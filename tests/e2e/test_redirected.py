@@ -107,8 +107,9 @@ def test_what_a_function_holds_beside_its_weights_counts_whether_it_is_declared_
     def row(name: str) -> rouse.Residency:
         return client.describe(name).residency[0]
 
-    for name in ("first", "second"):
-        shared_mesh.wait_until(lambda name=name: bool(client.describe(name).residency), "the node has said where it is")
+    shared_mesh.wait_until(
+        lambda: all(client.describe(name).residency for name in ("first", "second")), "the node has said where both are"
+    )
     # Both are there, with what little they needed.
     shared_mesh.wait_until(lambda: row("second").measured_working_bytes > 0, "the second was measured")
     assert [row(name).device for name in ("first", "second")] == ["gpu0", "gpu0"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -200,7 +199,9 @@ async def test_replays_keep_to_what_their_version_may_hold(tmp_path: Path, short
         tape = core.TapeFile(path=path, inputs=[_input("x")], output_names=["y"])
         await mapped(1)
         await client.load_tapes("v", [tape], SECONDS)
-        assert await refusal(client.execute(request(values), SECONDS)) == "REPLAY_FAILED"
+        with pytest.raises(RouseError, match="`working_memory_bytes`") as failed:
+            await client.execute(request(values), SECONDS)
+        assert failed.value.reason == "REPLAY_FAILED"
         assert await client.most_working_bytes(SECONDS) == {"v": 0}
         limit = 64 << 10
         await mapped(limit)
@@ -216,16 +217,6 @@ async def test_replays_keep_to_what_their_version_may_hold(tmp_path: Path, short
         assert before <= (await client.most_working_bytes(SECONDS))["v"] <= limit
         assert process.incarnation == 1
     await links.close()
-
-
-async def refusal(call: Awaitable[object]) -> str:
-    """The reason that a call is refused with; empty where it is not."""
-    try:
-        await call
-    except RouseError as error:
-        assert error.reason != "REPLAY_FAILED" or "`working_memory_bytes`" in error.message
-        return error.reason
-    return ""
 
 
 @pytest.fixture(params=["cpu", pytest.param(STAND_IN, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])

@@ -1,4 +1,4 @@
-"""What redirected functions hold beside their weights: learnt from the executor, kept in the ledger, and made room for."""
+"""What redirected functions hold beside their weights: learnt from executors, kept in the ledger, made room for."""
 
 from __future__ import annotations
 

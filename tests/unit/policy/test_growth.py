@@ -30,8 +30,7 @@ def test_nobody_leaves_where_all_fit() -> None:
 
 def test_the_least_recently_used_leaves_and_no_more_than_needed() -> None:
     residents = [resting("a", last_used_at=3.0), resting("b", last_used_at=1.0), resting("c", last_used_at=2.0)]
-    small = {name: Model(name, 20, 0) for name in "bc"}
-    view = snapshot([device()], [], residents, a=Model("a", 70, 0), **small)
+    view = snapshot([device()], [], residents, a=Model("a", 70, 0), b=Model("b", 20, 0), c=Model("c", 20, 0))
     assert leaving(view) == [("d0", "b")]
     assert leaving(replace(view, models={**view.models, "a": Model("a", 90, 0)})) == [("d0", "b"), ("d0", "c")]
 
