@@ -221,7 +221,9 @@ Kind kind_of(std::string_view name) {
   return name.starts_with("aten::rnn_relu") ? Kind::kRelu : Kind::kTanh;
 }
 
-Hidden hidden_of(const c10::IValue& value) { return value.isTensor() ? Hidden{value.toTensor()} : value.toTensorVector(); }
+Hidden hidden_of(const c10::IValue& value) {
+  return value.isTensor() ? Hidden{value.toTensor()} : value.toTensorVector();
+}
 
 Tensor optional_of(const c10::IValue& value) { return value.isNone() ? Tensor() : value.toTensor(); }
 
