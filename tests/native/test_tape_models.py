@@ -15,6 +15,8 @@ from rouse_native import tape  # noqa: E402
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 TEXT = {**SMALL, "vocab_size": 90, "max_position_embeddings": 64}
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 90}
+EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
+BLOOM = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 90}
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 90}
 
 
@@ -40,8 +42,14 @@ def words(padded: int = 0, seed: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         ("DistilBertConfig", DISTILBERT, "DistilBertModel"),
         ("Qwen2Config", {**TEXT, "num_key_value_heads": 2, "use_cache": False}, "Qwen2Model"),
         ("T5Config", T5, "T5EncoderModel"),
+        # How many rows each expert has stays on the device: no guard, whatever the router chooses.
+        ("MixtralConfig", {**TEXT, **EXPERTS, "num_local_experts": 4, "use_cache": False}, "MixtralModel"),
+        ("Qwen3MoeConfig", {**TEXT, **EXPERTS, "num_experts": 4, "head_dim": 8, "use_cache": False}, "Qwen3MoeModel"),
+        ("AlbertConfig", {**TEXT, "embedding_size": 16}, "AlbertModel"),
+        ("BloomConfig", {**BLOOM, "use_cache": False}, "BloomModel"),
+        ("DebertaV2Config", {**TEXT, "relative_attention": True, "position_buckets": 8}, "DebertaV2Model"),
     ],
-    ids=["llama", "distilbert", "qwen2", "t5"],
+    ids=["llama", "distilbert", "qwen2", "t5", "mixtral", "qwen3_moe", "albert", "bloom", "deberta_v2"],
 )  # fmt: skip
 def test_text_models_replay_bit_for_bit(rouse: str, config: str, settings: dict[str, Any], model: str) -> None:
     host = made(config, settings, model)

@@ -197,10 +197,16 @@ Status OperationDecoder::arguments() {
   }
   operation_.draws_random_ = operation_.handle_->hasTag(at::Tag::nondeterministic_seeded);
   for (std::size_t i = 0; i < operation_.prototype_.size(); ++i) {
-    // The tag is the operator's, not the call's: attention draws only where it drops out.
+    // The tag is the operator's, not the call's: attention and recurrent layers draw only where they drop out.
     const auto& value = operation_.prototype_[i];
-    if (schema.arguments()[i].name() == "dropout_p" && value.isDouble() && value.toDouble() == 0) {
+    const auto& argument = schema.arguments()[i].name();
+    if (((argument == "dropout_p" || argument == "dropout") && value.isDouble() && value.toDouble() == 0) ||
+        (argument == "train" && value.isBool() && !value.toBool())) {
       operation_.draws_random_ = false;
+    }
+    // PyTorch tells this kernel by the thread's grad mode whether a derivative follows; the client tells it so.
+    if (argument == "train" && operation_.name_ == "aten::mkldnn_rnn_layer") {
+      operation_.for_derivative_ = value.isBool() && value.toBool();
     }
   }
   operation_.data_dependent_ = operation_.handle_->hasTag(at::Tag::dynamic_output_shape) ||

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 
@@ -14,6 +15,12 @@ namespace {
 
 std::uint8_t flags_of(const at::TensorBase& tensor) {
   return static_cast<std::uint8_t>((tensor.is_conj() ? wire::kConjugate : 0) | (tensor.is_neg() ? wire::kNegative : 0));
+}
+
+// Neither a nested tensor, whose sizes are tensors, nor one of zeros that have no memory.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
+         !tensor._is_zerotensor() && tensor.has_storage();
 }
 
 constexpr std::uint8_t kLooks = wire::kConjugate | wire::kNegative;
@@ -110,6 +117,7 @@ void Operation::push(std::span<const at::Tensor> tensors, Generators& generators
 Status Operation::run(torch::jit::Stack& stack, Generators& generators) const {
   // An operator that draws without taking a generator uses the process's own, lent to the session for the call.
   const bool lend = draws_random_ && generators_.empty();
+  const c10::AutoGradMode grad_mode(for_derivative_);
   const char* kind = "RuntimeError";
   try {
     if (lend) {
@@ -154,7 +162,7 @@ Status Operation::check(std::span<const at::Tensor> slots, std::span<const at::T
     const auto& expected = (*results_)[i];
     const auto& tensor = returned[i];
     if (expected.origin == Origin::kUndefined && !tensor.defined()) continue;
-    bool holds = tensor.defined() && tensor.layout() == c10::kStrided && tensor.device() == device_ &&
+    bool holds = tensor.defined() && is_plain(tensor) && tensor.device() == device_ &&
                  expected.spec.describes(tensor) &&
                  tensor.storage().nbytes() >= expected.spec.required_bytes;
     if (holds && expected.origin == Origin::kSlot) {
@@ -184,7 +192,7 @@ Result<std::vector<ResultSpec>> Operation::observe(std::span<const at::Tensor> s
       results.push_back(std::move(result));
       continue;
     }
-    if (tensor.layout() != c10::kStrided || tensor.is_quantized() || !tensor.has_storage()) {
+    if (!is_plain(tensor)) {
       return Status(Code::kUnsupported, name_ +
                                             " returns a tensor that is not dense and strided, which the rouse "
                                             "device does not have; call it on a CPU tensor");

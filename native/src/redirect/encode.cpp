@@ -26,6 +26,10 @@ std::uint8_t flags_of(const c10::TensorImpl& tensor) {
 
 // Operators that take a tensor in the host's memory by design, whatever the device.
 bool takes_host_tensors(const Operator& operation) {
+  if (operation.overload == "data") {  // batch sizes of packed sequences
+    return operation.name == "aten::lstm" || operation.name == "aten::gru" || operation.name == "aten::rnn_tanh" ||
+           operation.name == "aten::rnn_relu";
+  }
   return operation.name == "aten::_pack_padded_sequence" || operation.name == "aten::_ctc_loss";
 }
 

@@ -1,5 +1,6 @@
 #include "fallback.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
@@ -94,11 +95,15 @@ at::Tensor make_result(const c10::Storage& storage, const Described& described) 
   return tensor;
 }
 
-// An argument that the operator may have resized, or marked as to be conjugated.
+// An argument that the operator may have resized, or marked as to be conjugated. Its storage is not the one that the
+// template was learnt with, which may have had more bytes or fewer: it grew to what the tensor needs, or is as it was.
 void follow_argument(const at::Tensor& argument, const Described& described) {
   auto* impl = argument.unsafeGetTensorImpl();
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  if (storage->nbytes() != described.storage_bytes) storage->set_nbytes(described.storage_bytes);
+  const auto needed = at::detail::computeStorageNbytes(
+      c10::IntArrayRef(described.sizes), c10::IntArrayRef(described.strides),
+      c10::scalarTypeToTypeMeta(described.dtype).itemsize(), static_cast<std::size_t>(described.offset));
+  if (storage->nbytes() < needed) storage->set_nbytes(needed);
   if (impl->sizes() != c10::IntArrayRef(described.sizes) || impl->strides() != c10::IntArrayRef(described.strides) ||
       impl->storage_offset() != described.offset) {
     impl->set_sizes_and_strides(c10::IntArrayRef(described.sizes), c10::IntArrayRef(described.strides),

@@ -11,6 +11,8 @@
 #include "device.h"
 #include "fallback.h"
 #include "local.h"
+#include "recurrent.h"
+#include "substitutes.h"
 
 namespace rouse::redirect {
 namespace {
@@ -43,6 +45,10 @@ void register_backend() {
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&redirect>());
   auto& aten = libraries.emplace_back(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, line);
   register_local(aten);
+  register_substitutes(aten);
+  auto& autograd =
+      libraries.emplace_back(torch::Library::IMPL, "aten", DispatchKey::AutogradPrivateUse1, __FILE__, line);
+  register_recurrent(aten, autograd);
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0 || is_local(full_name(name))) continue;
     const auto handle = c10::Dispatcher::singleton().findSchema(name);
@@ -51,7 +57,7 @@ void register_backend() {
     }
   }
   // Composite only, but what they choose below depends on the device (kernels, drivers): the real one decides.
-  for (const char* name : {"convolution", "convolution_backward", "linalg_lstsq"}) {
+  for (const char* name : {"convolution", "convolution_backward", "linalg_lstsq", "_grouped_mm"}) {
     const auto handle = c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, ""});
     if (handle && !needs_registration(*handle)) {
       aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&redirect>());

@@ -124,6 +124,7 @@ class Operation {
   std::optional<std::vector<ResultSpec>> results_;
   std::uint32_t new_storages_ = 0;
   bool draws_random_ = false;
+  bool for_derivative_ = false;
   bool data_dependent_ = false;
   // Where each slot goes: an argument, and -1 or an element of its list.
   struct Place {

@@ -28,6 +28,10 @@ __all__ = [
 ]
 
 
+# What torch.utils.checkpoint asks before it keeps the random numbers' state for the recomputation.
+_initialized = True
+
+
 class device:  # noqa: N801 - PyTorch's own name for it
     """`with torch.rouse.device(0):` - there is one device, so that nothing changes."""
 
