@@ -7,6 +7,8 @@
 #include <bit>
 #include <string_view>
 
+#include "objects.h"
+
 namespace rouse::executor {
 namespace {
 
@@ -62,9 +64,10 @@ bool required_bytes(TensorSpec& spec) {
   return true;
 }
 
-bool read_spec(wire::Reader& reader, const Item& item, TensorSpec& spec) {
+bool read_spec(wire::Reader& reader, const Item& item, c10::Device device, TensorSpec& spec) {
   std::uint64_t offset;
-  if (!known_dtype(item.dtype) || item.dimensions > wire::kMaxDimensions || !reader.word(offset)) return false;
+  const bool is_quantized = (item.flags & wire::kQuantized) != 0;
+  if ((!is_quantized && !known_dtype(item.dtype)) || item.dimensions > wire::kMaxDimensions || !reader.word(offset)) return false;
   spec.dtype = static_cast<c10::ScalarType>(item.dtype);
   spec.flags = item.flags;
   // What PyTorch asserts of such tensors.
@@ -73,8 +76,16 @@ bool read_spec(wire::Reader& reader, const Item& item, TensorSpec& spec) {
   spec.offset = static_cast<std::int64_t>(offset);
   spec.sizes.resize(item.dimensions);
   spec.strides.resize(item.dimensions);
-  return reader.words(item.dimensions, std::span(spec.sizes.data(), spec.sizes.size())) &&
-         reader.words(item.dimensions, std::span(spec.strides.data(), spec.strides.size())) && required_bytes(spec);
+  if (!reader.words(item.dimensions, std::span(spec.sizes.data(), spec.sizes.size())) ||
+      !reader.words(item.dimensions, std::span(spec.strides.data(), spec.strides.size()))) {
+    return false;
+  }
+  if (is_quantized) {
+    const std::span<const std::int64_t> sizes(spec.sizes.data(), spec.sizes.size());
+    spec.quantization = quantized::read(reader, spec.dtype, sizes, device);
+    if (!spec.quantization) return false;
+  }
+  return required_bytes(spec);
 }
 
 void write_spec(wire::Writer& items, Tag tag, std::uint32_t count, const TensorSpec& spec) {
@@ -83,9 +94,10 @@ void write_spec(wire::Writer& items, Tag tag, std::uint32_t count, const TensorS
   items.word(static_cast<std::uint64_t>(spec.offset));
   items.words({spec.sizes.data(), spec.sizes.size()});
   items.words({spec.strides.data(), spec.strides.size()});
+  if (spec.quantization) items.bytes(std::as_bytes(std::span(spec.quantization->words)));
 }
 
-bool read_results(wire::Reader& reader, std::size_t slots, std::vector<ResultSpec>& results) {
+bool read_results(wire::Reader& reader, std::size_t slots, c10::Device device, std::vector<ResultSpec>& results) {
   std::uint32_t made = 0;
   while (reader.left() != 0) {
     Item item;
@@ -115,7 +127,7 @@ bool read_results(wire::Reader& reader, std::size_t slots, std::vector<ResultSpe
       default:
         return false;
     }
-    if (!read_spec(reader, item, result.spec) || !reader.word(result.storage_bytes)) return false;
+    if (!read_spec(reader, item, device, result.spec) || !reader.word(result.storage_bytes)) return false;
     results.push_back(std::move(result));
   }
   return true;
@@ -143,7 +155,8 @@ Status OperationDecoder::malformed(const std::string& what) const {
   return {Code::kInvalid, "template of " + operation_.name_ + ", argument " + std::to_string(index_) + ": " + what};
 }
 
-Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std::byte> message, c10::Device device) {
+Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std::byte> message, c10::Device device,
+                                                            const Objects* objects) {
   wire::Reader reader(message);
   wire::Template head;
   std::string_view name, overload;
@@ -166,12 +179,12 @@ Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std:
   operation->overload_ = std::string(overload);
   operation->handle_ = *handle;
   operation->arguments_.assign(arguments.begin(), arguments.end());
-  OperationDecoder decoder(*operation, wire::Reader(operation->arguments_));
+  OperationDecoder decoder(*operation, wire::Reader(operation->arguments_), objects);
   ROUSE_RETURN_IF_ERROR(decoder.arguments());
   if (!results.empty()) {
     wire::Reader items(results);
     std::vector<ResultSpec> specs;
-    if (!read_results(items, operation->slots_.size(), specs)) {
+    if (!read_results(items, operation->slots_.size(), device, specs)) {
       return Status(Code::kInvalid, "template of " + full + ": its results are malformed");
     }
     operation->keep(std::move(specs));
@@ -313,6 +326,11 @@ Status OperationDecoder::argument(const c10::TypePtr& type, const c10::Argument&
       return {};
     case c10::TypeKind::ListType:
       return list(type->containedType(0), schema, item, value);
+    case c10::TypeKind::ClassType:
+      if (item.tag != Tag::kObject || !objects_) break;
+      ROUSE_RETURN_IF_ERROR(objects_->find(item.count, *type, value));
+      operation_.objects_.push_back(item.count);
+      return {};
     default:
       return {Code::kUnsupported, operation_.name_ + ": arguments of type " + type->str() + " cannot be redirected"};
   }
@@ -352,6 +370,17 @@ Status OperationDecoder::list(const c10::TypePtr& element, const c10::Argument& 
         c10::IValue number;
         ROUSE_RETURN_IF_ERROR(argument(element, schema, number));
         values.push_back(number.toScalar());
+      }
+      value = c10::IValue(std::move(values));
+      return {};
+    }
+    case c10::TypeKind::ClassType: {
+      if (item.tag != Tag::kList) break;
+      c10::impl::GenericList values(element);
+      for (std::uint32_t i = 0; i < item.count; ++i) {
+        c10::IValue object;
+        ROUSE_RETURN_IF_ERROR(argument(element, schema, object));
+        values.push_back(std::move(object));
       }
       value = c10::IValue(std::move(values));
       return {};
@@ -399,7 +428,7 @@ Status OperationDecoder::tensor(const Item& item, const c10::Argument& schema, s
   }
   if (item.tag != Tag::kTensor) return malformed("not a tensor");
   Slot slot;
-  if (operation_.slots_.size() >= wire::kMaxSlots || !read_spec(reader_, item, slot.spec)) {
+  if (operation_.slots_.size() >= wire::kMaxSlots || !read_spec(reader_, item, operation_.device_, slot.spec)) {
     return malformed("a tensor that cannot be");
   }
   slot.written = schema.alias_info() != nullptr && schema.alias_info()->isWrite();
