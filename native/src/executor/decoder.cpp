@@ -38,6 +38,22 @@ bool known_dtype(std::uint8_t dtype) {
          static_cast<c10::ScalarType>(dtype) != c10::ScalarType::Undefined;
 }
 
+// PyTorch's kernels look enumerations up in tables, whatever number they are given.
+bool enumerated(const c10::Argument& schema, std::uint64_t value) {
+  const auto& real = schema.real_type();
+  const auto& type = real->kind() == c10::TypeKind::OptionalType ? real->containedType(0) : real;
+  switch (type->kind()) {
+    case c10::TypeKind::ScalarTypeType:
+      return value < static_cast<std::uint64_t>(c10::ScalarType::NumOptions);
+    case c10::TypeKind::LayoutType:
+      return value < static_cast<std::uint64_t>(c10::Layout::NumOptions);
+    case c10::TypeKind::MemoryFormatType:
+      return value < static_cast<std::uint64_t>(c10::MemoryFormat::NumOptions);
+    default:
+      return true;
+  }
+}
+
 }  // namespace
 
 bool required_bytes(TensorSpec& spec) {
@@ -291,6 +307,7 @@ Status OperationDecoder::argument(const c10::TypePtr& type, const c10::Argument&
     case c10::TypeKind::IntType:
     case c10::TypeKind::SymIntType:
       if (item.tag != Tag::kInt || !reader_.word(word)) break;
+      if (!enumerated(schema, word)) return malformed("no such " + schema.real_type()->str());
       value = static_cast<std::int64_t>(word);
       return {};
     case c10::TypeKind::FloatType:

@@ -130,6 +130,27 @@ TEST_F(ObjectsTest, AQuantisationHasToFitItsTensor) {
   EXPECT_EQ(dequantize({scheme(0, 0, 0), real(0.1), 3}, plain).code(), Code::kInvalid);
 }
 
+TEST_F(ObjectsTest, ADtypeThatIsAnArgumentIsOne) {
+  const auto quantize = [&](std::uint64_t dtype) {
+    wire::Writer arguments, body;
+    arguments.item(Tag::kTensor, 0, static_cast<std::uint8_t>(c10::ScalarType::Float), 0, 1);
+    for (const std::uint64_t word : {0, 4, 1}) arguments.word(word);
+    arguments.item(Tag::kDouble);
+    arguments.word(real(0.1));
+    for (const std::uint64_t word : {std::uint64_t{0}, dtype}) {
+      arguments.item(Tag::kInt);
+      arguments.word(word);
+    }
+    body.text("aten::quantize_per_tensor");
+    body.bytes(arguments.as_bytes());
+    return send(Kind::kTemplate,
+                wire::Template{{}, 0, 25, 0, static_cast<std::uint32_t>(arguments.size_bytes()), 0}, body);
+  };
+  EXPECT_TRUE(quantize(kInt8).ok());
+  EXPECT_EQ(quantize(1000).code(), Code::kInvalid);
+  EXPECT_EQ(quantize(~0ull).code(), Code::kInvalid);
+}
+
 TEST_F(ObjectsTest, AnObjectIsMadeOnceAndDroppedOnce) {
   ASSERT_TRUE(object(0, weight()).ok());
   EXPECT_EQ(unpack(0), Kind::kMeta) << answers.text;
