@@ -89,6 +89,7 @@ bool read_spec(wire::Reader& reader, const Item& item, c10::Device device, Tenso
   // What PyTorch asserts of such tensors.
   if ((item.flags & wire::kConjugate) && !c10::isComplexType(spec.dtype)) return false;
   if ((item.flags & wire::kWrapped) && item.dimensions != 0) return false;
+  if (is_quantized && item.flags != wire::kQuantized) return false;
   spec.offset = static_cast<std::int64_t>(offset);
   spec.sizes.resize(item.dimensions);
   spec.strides.resize(item.dimensions);

@@ -124,6 +124,8 @@ TEST_F(ObjectsTest, AQuantisationHasToFitItsTensor) {
   EXPECT_EQ(dequantize({scheme(0, 0, 0), real(0.1)}).code(), Code::kInvalid);
   EXPECT_EQ(dequantize({}).code(), Code::kInvalid);
   EXPECT_EQ(dequantize({}, kInt8, 0).code(), Code::kInvalid);  // a dtype of quantised tensors alone
+  const std::uint8_t negative = wire::kQuantized | wire::kNegative;  // its kernels would ask each other for ever
+  EXPECT_EQ(dequantize({scheme(0, 0, 0), real(0.1), 3}, kInt8, negative).code(), Code::kInvalid);
   const auto half_bytes = static_cast<std::uint8_t>(c10::ScalarType::QUInt4x2);
   EXPECT_EQ(dequantize({scheme(0, 0, 0), real(0.1), 3}, half_bytes).code(), Code::kInvalid);
   const auto plain = static_cast<std::uint8_t>(c10::ScalarType::Float);
