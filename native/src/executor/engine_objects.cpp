@@ -1,4 +1,6 @@
 // The messages that make and drop objects.
+#include <ATen/core/Tensor.h>
+
 #include <algorithm>
 
 #include "rouse/wire/words.h"
@@ -29,7 +31,9 @@ Status Engine::State::on_object(std::span<const std::byte> message) {
     if (entry->storage.nbytes() < spec.required_bytes)
       return Status(Code::kInvalid, "OBJECT with a storage of fewer bytes than its tensor");
     ++next;
-    return make_tensor(entry->storage, spec);
+    at::Tensor part = make_tensor(entry->storage, spec);
+    // Packing takes memory that no limit of the session counts; a tensor of its own takes as much that one does.
+    return part.is_non_overlapping_and_dense() ? part : part.contiguous();
   };
   return objects.make(head.number, std::string(class_name), std::string(implementation), wire::Reader(items),
                       options.compute.device(), tensor);

@@ -13,6 +13,7 @@
 #include <typeinfo>
 
 #include "decoder.h"
+#include "object_state.h"
 
 namespace rouse::executor {
 namespace {
@@ -20,14 +21,7 @@ namespace {
 using wire::Item;
 using wire::Tag;
 
-// Classes reach what operators do not: those whose state is tensors and numbers, and nothing else.
-constexpr std::string_view kAllowed[] = {"__torch__.torch.classes.quantized.", "__torch__.torch.classes.rnn."};
 constexpr int kMaxDepth = 8;
-
-bool allowed(std::string_view name) {
-  return std::any_of(std::begin(kAllowed), std::end(kAllowed),
-                     [&](std::string_view space) { return name.starts_with(space); });
-}
 
 Status malformed() { return {Code::kInvalid, "OBJECT: its state is malformed"}; }
 
@@ -197,9 +191,9 @@ Result<c10::IValue> make_as(const c10::ClassTypePtr& type, const c10::IValue& st
 
 Status Objects::make(std::uint32_t number, const std::string& class_name, const std::string& implementation,
                      wire::Reader state, c10::Device device, const NextTensor& tensor) {
-  const auto type = allowed(class_name) ? torch::getCustomClass(class_name) : nullptr;
+  const auto type = torch::getCustomClass(class_name);
   const auto* const setstate = type ? type->findMethod("__setstate__") : nullptr;
-  if (!setstate) return put_broken(number, "objects of class " + class_name + " are not redirected");
+  if (!setstate) return put_broken(number, "there is no class " + class_name + " that is made from a state");
   Entry entry;
   c10::IValue value;
   StateDecoder decoder(state, device, *this, tensor, entry.parts);
@@ -208,6 +202,9 @@ Status Objects::make(std::uint32_t number, const std::string& class_name, const 
     return decoded.ok() ? malformed() : decoded;
   }
   if (!decoded.ok()) return put_broken(number, decoded.text());
+  if (const auto wrong = wrong_state(class_name, value); !wrong.empty()) {
+    return put_broken(number, "the state of a " + class_name + ": " + std::string(wrong));
+  }
   auto made = make_as(type, value, implementation);
   if (!made.ok()) return put_broken(number, made.status().text());
   entry.object = std::move(made).value();

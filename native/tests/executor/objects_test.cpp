@@ -183,7 +183,7 @@ TEST_F(ObjectsTest, EndsTheSessionForWhatNoClientSends) {
 TEST_F(ObjectsTest, OneThatCannotBeMadeFailsTheCallsThatTakeIt) {
   ASSERT_TRUE(object(0, weight(), "__torch__.torch.classes.c10d.Store").ok());
   EXPECT_EQ(unpack(0), Kind::kError);
-  EXPECT_NE(answers.text.find("c10d.Store are not redirected"), std::string::npos) << answers.text;
+  EXPECT_NE(answers.text.find("c10d.Store"), std::string::npos) << answers.text;
   ASSERT_TRUE(object(1, weight(), kLinear, {1}, "9NotPacked").ok());
   EXPECT_EQ(unpack(1), Kind::kError);
   EXPECT_NE(answers.text.find("NotPacked"), std::string::npos) << answers.text;
