@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "rouse/executor/allocator.h"
 #include "rouse/executor/engine.h"
 
 namespace {
@@ -24,6 +25,10 @@ class Discard final : public rouse::executor::Responder {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const bool bounded = rouse::executor::install_allocator(std::uint64_t{64} << 20).ok();
+  if (!bounded) std::abort();
+  const auto heap = rouse::executor::Heap::make(std::uint64_t{64} << 20);
+  const rouse::executor::UseHeap use(*heap);
   const c10::InferenceMode inference;
   rouse::executor::Engine engine({.max_bytes = 1 << 20, .compute = {}});
   Discard responder;

@@ -194,6 +194,29 @@ async def test_code_for_one_device_runs_unchanged(name: str, host: Host, executo
     function.disconnect()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+async def test_quantised_layers_run_unchanged_and_are_no_tape(host: Host, executor: Executor) -> None:
+    layer = torch.ao.nn.quantized.dynamic.Linear(SIZE, SIZE)
+    weight, bias = host.tensors["weight"], host.tensors["bias"]
+    layer.set_weight_bias(torch.quantize_per_tensor(weight.clone(), 0.01, 0, torch.qint8), bias.clone())
+
+    def code(inputs: dict[str, np.ndarray]) -> Any:
+        y = layer(torch.from_numpy(inputs["x"]))
+        q = torch.quantize_per_tensor(y, 0.1, 7, torch.quint8)
+        return {"y": y, "q": q.int_repr(), "back": (q.dequantize() - y).abs().amax(0)}
+
+    want = called(Function(code, [layer]), x=X)
+    function = Redirected(Function(code, [layer]), host.weights, LAYOUT, native_device(), SPEC)
+    for _ in range(2):  # Each session's executor packs the weights anew.
+        await executor.attach(function)
+        for _ in range(3):
+            found = called(function, x=X)
+            for key in want:
+                np.testing.assert_array_equal(found[key], want[key])
+        assert await executor.tapes() == 0
+        function.disconnect()
+
+
 async def test_weights_are_named_by_address_and_come_back_after_a_session(host: Host, executor: Executor) -> None:
     from rouse_native import _redirect
 
@@ -401,6 +424,10 @@ def looked_at(layer: torch.nn.Module) -> dict[str, tuple[Callable[[dict[str, np.
         torch.from_numpy(inputs["x"]).view(-1).add_(1)
         return {"y": layer(torch.from_numpy(inputs["x"] * 3))}
 
+    def quantises(inputs: dict[str, np.ndarray]) -> Any:
+        q = torch.quantize_per_tensor(layer(torch.from_numpy(inputs["x"])), 0.1, 7, torch.quint8)
+        return {"y": torch.relu(q)[1:].dequantize()}
+
     def answers_from_the_host(inputs: dict[str, np.ndarray]) -> Any:
         return {"y": layer(torch.from_numpy(inputs["x"])).numpy()}
 
@@ -409,11 +436,13 @@ def looked_at(layer: torch.nn.Module) -> dict[str, tuple[Callable[[dict[str, np.
         "branches": (branches_on_the_host, "looks at the array 'x'"),
         "leaks": (leaks, "looks at the array 'x'"),
         "writes": (writes_to_its_input, "looks at the array 'x'"),
+        "quantises": (quantises, ""),
         "host": (answers_from_the_host, "the output 'y' is made on the host"),
     }
 
 
-@pytest.mark.parametrize("name", ["as_tensor", "branches", "leaks", "writes", "host"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["as_tensor", "branches", "leaks", "writes", "quantises", "host"])
 async def test_only_what_goes_by_tensors_alone_becomes_a_tape(name: str, host: Host, executor: Executor) -> None:
     layer = host.linear()
     code, reason = looked_at(layer)[name]

@@ -32,6 +32,15 @@ def moved(value: Any, device: str) -> Any:
     return value
 
 
+def parameters(quantized: torch.Tensor) -> Any:
+    """Scale and zero point; of each channel, with the axis, where each has its own."""
+    if quantized.qscheme() == torch.per_tensor_affine:
+        return quantized.q_scale(), quantized.q_zero_point()
+    return (
+        quantized.q_per_channel_scales(), quantized.q_per_channel_zero_points(), quantized.q_per_channel_axis()
+    )
+
+
 def assert_same(found: Any, expected: Any, where: str = "result") -> None:
     """Same structure, dtypes, sizes, strides and bits (every NaN is the same)."""
     if isinstance(expected, torch.Tensor):
@@ -39,6 +48,10 @@ def assert_same(found: Any, expected: Any, where: str = "result") -> None:
         assert found.dtype == expected.dtype, f"{where}: {found.dtype} instead of {expected.dtype}"
         assert found.shape == expected.shape, f"{where}: {tuple(found.shape)} instead of {tuple(expected.shape)}"
         assert found.stride() == expected.stride(), f"{where}: strides {found.stride()} instead of {expected.stride()}"
+        if expected.is_quantized:
+            assert found.qscheme() == expected.qscheme(), f"{where}: {found.qscheme()}"
+            assert_same(parameters(found), parameters(expected), f"{where}'s quantisation")
+            return assert_same(found.int_repr(), expected.int_repr(), where)
         host = found.cpu()
         assert torch.equal(torch.isnan(host), torch.isnan(expected)), f"{where}: other NaNs"
         same = (host == expected) | torch.isnan(expected)

@@ -7,6 +7,8 @@
 #include <bit>
 #include <string_view>
 
+#include "objects.h"
+
 namespace rouse::executor {
 namespace {
 
@@ -36,6 +38,22 @@ bool known_dtype(std::uint8_t dtype) {
          static_cast<c10::ScalarType>(dtype) != c10::ScalarType::Undefined;
 }
 
+// PyTorch's kernels look enumerations up in tables, whatever number they are given.
+bool enumerated(const c10::Argument& schema, std::uint64_t value) {
+  const auto& real = schema.real_type();
+  const auto& type = real->kind() == c10::TypeKind::OptionalType ? real->containedType(0) : real;
+  switch (type->kind()) {
+    case c10::TypeKind::ScalarTypeType:
+      return value < static_cast<std::uint64_t>(c10::ScalarType::NumOptions);
+    case c10::TypeKind::LayoutType:
+      return value < static_cast<std::uint64_t>(c10::Layout::NumOptions);
+    case c10::TypeKind::MemoryFormatType:
+      return value < static_cast<std::uint64_t>(c10::MemoryFormat::NumOptions);
+    default:
+      return true;
+  }
+}
+
 }  // namespace
 
 bool required_bytes(TensorSpec& spec) {
@@ -62,19 +80,29 @@ bool required_bytes(TensorSpec& spec) {
   return true;
 }
 
-bool read_spec(wire::Reader& reader, const Item& item, TensorSpec& spec) {
+bool read_spec(wire::Reader& reader, const Item& item, c10::Device device, TensorSpec& spec) {
   std::uint64_t offset;
-  if (!known_dtype(item.dtype) || item.dimensions > wire::kMaxDimensions || !reader.word(offset)) return false;
+  const bool is_quantized = (item.flags & wire::kQuantized) != 0;
+  if ((!is_quantized && !known_dtype(item.dtype)) || item.dimensions > wire::kMaxDimensions || !reader.word(offset)) return false;
   spec.dtype = static_cast<c10::ScalarType>(item.dtype);
   spec.flags = item.flags;
   // What PyTorch asserts of such tensors.
   if ((item.flags & wire::kConjugate) && !c10::isComplexType(spec.dtype)) return false;
   if ((item.flags & wire::kWrapped) && item.dimensions != 0) return false;
+  if (is_quantized && item.flags != wire::kQuantized) return false;
   spec.offset = static_cast<std::int64_t>(offset);
   spec.sizes.resize(item.dimensions);
   spec.strides.resize(item.dimensions);
-  return reader.words(item.dimensions, std::span(spec.sizes.data(), spec.sizes.size())) &&
-         reader.words(item.dimensions, std::span(spec.strides.data(), spec.strides.size())) && required_bytes(spec);
+  if (!reader.words(item.dimensions, std::span(spec.sizes.data(), spec.sizes.size())) ||
+      !reader.words(item.dimensions, std::span(spec.strides.data(), spec.strides.size()))) {
+    return false;
+  }
+  if (is_quantized) {
+    const std::span<const std::int64_t> sizes(spec.sizes.data(), spec.sizes.size());
+    spec.quantization = quantized::read(reader, spec.dtype, sizes, device);
+    if (!spec.quantization) return false;
+  }
+  return required_bytes(spec);
 }
 
 void write_spec(wire::Writer& items, Tag tag, std::uint32_t count, const TensorSpec& spec) {
@@ -83,9 +111,10 @@ void write_spec(wire::Writer& items, Tag tag, std::uint32_t count, const TensorS
   items.word(static_cast<std::uint64_t>(spec.offset));
   items.words({spec.sizes.data(), spec.sizes.size()});
   items.words({spec.strides.data(), spec.strides.size()});
+  if (spec.quantization) items.bytes(std::as_bytes(std::span(spec.quantization->words)));
 }
 
-bool read_results(wire::Reader& reader, std::size_t slots, std::vector<ResultSpec>& results) {
+bool read_results(wire::Reader& reader, std::size_t slots, c10::Device device, std::vector<ResultSpec>& results) {
   std::uint32_t made = 0;
   while (reader.left() != 0) {
     Item item;
@@ -115,7 +144,7 @@ bool read_results(wire::Reader& reader, std::size_t slots, std::vector<ResultSpe
       default:
         return false;
     }
-    if (!read_spec(reader, item, result.spec) || !reader.word(result.storage_bytes)) return false;
+    if (!read_spec(reader, item, device, result.spec) || !reader.word(result.storage_bytes)) return false;
     results.push_back(std::move(result));
   }
   return true;
@@ -143,7 +172,8 @@ Status OperationDecoder::malformed(const std::string& what) const {
   return {Code::kInvalid, "template of " + operation_.name_ + ", argument " + std::to_string(index_) + ": " + what};
 }
 
-Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std::byte> message, c10::Device device) {
+Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std::byte> message, c10::Device device,
+                                                            const Objects* objects) {
   wire::Reader reader(message);
   wire::Template head;
   std::string_view name, overload;
@@ -166,12 +196,12 @@ Result<std::shared_ptr<Operation>> OperationDecoder::decode(std::span<const std:
   operation->overload_ = std::string(overload);
   operation->handle_ = *handle;
   operation->arguments_.assign(arguments.begin(), arguments.end());
-  OperationDecoder decoder(*operation, wire::Reader(operation->arguments_));
+  OperationDecoder decoder(*operation, wire::Reader(operation->arguments_), objects);
   ROUSE_RETURN_IF_ERROR(decoder.arguments());
   if (!results.empty()) {
     wire::Reader items(results);
     std::vector<ResultSpec> specs;
-    if (!read_results(items, operation->slots_.size(), specs)) {
+    if (!read_results(items, operation->slots_.size(), device, specs)) {
       return Status(Code::kInvalid, "template of " + full + ": its results are malformed");
     }
     operation->keep(std::move(specs));
@@ -284,6 +314,7 @@ Status OperationDecoder::argument(const c10::TypePtr& type, const c10::Argument&
     case c10::TypeKind::IntType:
     case c10::TypeKind::SymIntType:
       if (item.tag != Tag::kInt || !reader_.word(word)) break;
+      if (!enumerated(schema, word)) return malformed("no such " + schema.real_type()->str());
       value = static_cast<std::int64_t>(word);
       return {};
     case c10::TypeKind::FloatType:
@@ -319,6 +350,11 @@ Status OperationDecoder::argument(const c10::TypePtr& type, const c10::Argument&
       return {};
     case c10::TypeKind::ListType:
       return list(type->containedType(0), schema, item, value);
+    case c10::TypeKind::ClassType:
+      if (item.tag != Tag::kObject || !objects_) break;
+      ROUSE_RETURN_IF_ERROR(objects_->find(item.count, *type, value));
+      operation_.objects_.push_back(item.count);
+      return {};
     default:
       return {Code::kUnsupported, operation_.name_ + ": arguments of type " + type->str() + " cannot be redirected"};
   }
@@ -358,6 +394,17 @@ Status OperationDecoder::list(const c10::TypePtr& element, const c10::Argument& 
         c10::IValue number;
         ROUSE_RETURN_IF_ERROR(argument(element, schema, number));
         values.push_back(number.toScalar());
+      }
+      value = c10::IValue(std::move(values));
+      return {};
+    }
+    case c10::TypeKind::ClassType: {
+      if (item.tag != Tag::kList) break;
+      c10::impl::GenericList values(element);
+      for (std::uint32_t i = 0; i < item.count; ++i) {
+        c10::IValue object;
+        ROUSE_RETURN_IF_ERROR(argument(element, schema, object));
+        values.push_back(std::move(object));
       }
       value = c10::IValue(std::move(values));
       return {};
@@ -405,7 +452,7 @@ Status OperationDecoder::tensor(const Item& item, const c10::Argument& schema, s
   }
   if (item.tag != Tag::kTensor) return malformed("not a tensor");
   Slot slot;
-  if (operation_.slots_.size() >= wire::kMaxSlots || !read_spec(reader_, item, slot.spec)) {
+  if (operation_.slots_.size() >= wire::kMaxSlots || !read_spec(reader_, item, operation_.device_, slot.spec)) {
     return malformed("a tensor that cannot be");
   }
   slot.written = schema.alias_info() != nullptr && schema.alias_info()->isWrite();

@@ -90,6 +90,10 @@ Status Engine::State::dispatch(Engine& engine, std::span<const std::byte> messag
       return on_seed(message, responder);
     case wire::Kind::kSetting:
       return on_setting(message);
+    case wire::Kind::kObject:
+      return on_object(message);
+    case wire::Kind::kDropObject:
+      return on_drop_object(message);
     case wire::Kind::kBegin:
       return on_begin(message);
     case wire::Kind::kEnd:
@@ -174,7 +178,7 @@ Status Engine::State::on_template(std::span<const std::byte> message) {
   }
   broken.erase(head.number);
   templates[head.number] = nullptr;
-  auto decoded = Operation::decode(message, options.compute.device());
+  auto decoded = Operation::decode(message, options.compute.device(), &objects);
   if (decoded.ok()) {
     templates[head.number] = std::move(decoded).value();
     return {};
@@ -200,6 +204,8 @@ Status Engine::State::on_drop_template(std::span<const std::byte> message) {
 Status Engine::State::on_create(std::span<const std::byte> message) {
   wire::Create head;
   if (!exactly(message, head)) return malformed("CREATE");
+  // It is of what comes after an error, and so is what would be written to it: skipped, and not to be read either.
+  if (!sticky.ok() && head.name < wire::kModelBase) return storages.poison(head.name);
   auto made = storages.create(head.name, head.bytes);
   if (made.code() == Code::kExhausted) {
     fail(made, "", 0);

@@ -220,7 +220,7 @@ Status Engine::State::on_end(std::span<const std::byte> message) {
   for (std::uint32_t i = 0; i < head.outputs; ++i) {
     wire::Item item;
     if (!reader.word(outputs[i]) || !reader.item(item) || item.tag != wire::Tag::kTensor ||
-        !read_spec(reader, item, specs[i])) {
+        !read_spec(reader, item, options.compute.device(), specs[i]) || specs[i].quantization) {
       return {Code::kInvalid, "message END: an output is malformed"};
     }
     const auto* entry = storages.find(outputs[i]);

@@ -14,20 +14,20 @@ namespace rouse::executor {
 namespace {
 
 std::uint8_t flags_of(const at::TensorBase& tensor) {
-  return static_cast<std::uint8_t>((tensor.is_conj() ? wire::kConjugate : 0) | (tensor.is_neg() ? wire::kNegative : 0));
+  return static_cast<std::uint8_t>((tensor.is_conj() ? wire::kConjugate : 0) | (tensor.is_neg() ? wire::kNegative : 0) |
+                                   (tensor.is_quantized() ? wire::kQuantized : 0));
 }
 
 // Neither a nested tensor, whose sizes are tensors, nor one of zeros that have no memory.
 bool is_plain(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
-         !tensor._is_zerotensor() && tensor.has_storage();
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor._is_zerotensor() && tensor.has_storage();
 }
 
-constexpr std::uint8_t kLooks = wire::kConjugate | wire::kNegative;
+constexpr std::uint8_t kLooks = wire::kConjugate | wire::kNegative | wire::kQuantized;
 
-c10::DispatchKeySet keys_of(c10::Device device) {
-  if (device.is_cpu()) return c10::DispatchKeySet(c10::DispatchKey::CPU);
-  return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, c10::kStrided, device));
+c10::DispatchKeySet keys_of(c10::Device device, c10::ScalarType dtype) {
+  if (device.is_cpu() && !c10::isQIntType(dtype)) return c10::DispatchKeySet(c10::DispatchKey::CPU);
+  return c10::DispatchKeySet(c10::computeDispatchKey(dtype, c10::kStrided, device));
 }
 
 }  // namespace
@@ -35,19 +35,22 @@ c10::DispatchKeySet keys_of(c10::Device device) {
 bool TensorSpec::describes(const at::TensorBase& tensor) const {
   return tensor.scalar_type() == dtype && tensor.storage_offset() == offset &&
          tensor.sizes() == c10::IntArrayRef(sizes) && tensor.strides() == c10::IntArrayRef(strides) &&
-         flags_of(tensor) == (flags & kLooks);
+         flags_of(tensor) == (flags & kLooks) && (!quantization || quantized::describes(*quantization, tensor));
 }
 
 std::string TensorSpec::describe() const {
   std::ostringstream text;
-  text << c10::toString(dtype) << " sizes " << c10::IntArrayRef(sizes) << " strides " << c10::IntArrayRef(strides)
+ text << (quantization ? "quantised " : "") << c10::toString(dtype) << " sizes " << c10::IntArrayRef(sizes) << " strides " << c10::IntArrayRef(strides)
        << " offset " << offset;
   return text.str();
 }
 
 at::Tensor make_tensor(const c10::Storage& storage, const TensorSpec& spec) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), keys_of(storage.device()), c10::scalarTypeToTypeMeta(spec.dtype));
+  const auto keys = keys_of(storage.device(), spec.dtype);
+  at::Tensor tensor = spec.quantization
+                          ? quantized::make(storage, keys, *spec.quantization)
+                          : at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys,
+                                                                     c10::scalarTypeToTypeMeta(spec.dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(c10::IntArrayRef(spec.sizes), c10::IntArrayRef(spec.strides), spec.offset);
   if (spec.flags & wire::kConjugate) impl->_set_conj(true);
@@ -56,9 +59,10 @@ at::Tensor make_tensor(const c10::Storage& storage, const TensorSpec& spec) {
   return tensor;
 }
 
-Result<std::shared_ptr<Operation>> Operation::decode(std::span<const std::byte> message, c10::Device device) {
+Result<std::shared_ptr<Operation>> Operation::decode(std::span<const std::byte> message, c10::Device device,
+                                                     const Objects* objects) {
   try {
-    return OperationDecoder::decode(message, device);
+    return OperationDecoder::decode(message, device, objects);
   } catch (const std::exception& error) {
     return Status(Code::kInvalid, std::string("template: ") + error.what());
   }
@@ -208,6 +212,13 @@ Result<std::vector<ResultSpec>> Operation::observe(std::span<const at::Tensor> s
     result.spec.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
     result.spec.strides.assign(tensor.strides().begin(), tensor.strides().end());
     result.storage_bytes = storage->nbytes();
+    if (tensor.is_quantized()) {
+      result.spec.quantization = quantized::of(tensor);
+      if (!result.spec.quantization) {
+        return Status(Code::kUnsupported, name_ + " returns a quantised tensor of a dtype or a scheme that the rouse "
+                                                  "device does not have; call it on a CPU tensor");
+      }
+    }
     if (!required_bytes(result.spec)) return Status(Code::kFailed, name_ + ": a result of more bytes than there are");
     result.index = static_cast<std::uint32_t>(made.size());
     for (std::size_t i = slots.size(); i-- > 0;) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "rouse/executor/engine.h"
+#include "objects.h"
 #include "storages.h"
 
 namespace rouse::executor {
@@ -28,6 +29,9 @@ struct Engine::State {
   Status on_sync(std::span<const std::byte> message, Responder& responder);
   Status on_seed(std::span<const std::byte> message, Responder& responder);
   Status on_setting(std::span<const std::byte> message);
+  // engine_objects.cpp
+  Status on_object(std::span<const std::byte> message);
+  Status on_drop_object(std::span<const std::byte> message);
   // engine_calls.cpp: operators and requests.
   Status on_call(std::span<const std::byte> message, Responder& responder);
   Status on_begin(std::span<const std::byte> message);
@@ -59,6 +63,7 @@ struct Engine::State {
   EngineOptions options;
   Storages storages;
   Generators generators;
+  Objects objects;
   std::vector<std::shared_ptr<Operation>> templates;
   // Why a template could not be made: calls of it fail with this, in order.
   std::unordered_map<std::uint32_t, Status> broken;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "objects.h"
 #include "operators.h"
 
 namespace rouse::redirect {
@@ -223,6 +224,8 @@ std::span<const std::byte> Client::wait(wire::Kind kind, RemoteError& error) {
 
 void Client::raise(const RemoteError& error) {
   if (error.status.code() == Code::kMismatch) Operators::get().distrust(error.template_number);
+  // The executor skips what comes after an error: parts of objects, too.
+  Objects::get().forget();
   std::string text = error.status.text();
   std::string kind = "RuntimeError";
   const auto colon = text.find(": ");

@@ -1,5 +1,6 @@
 #include "encode.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <c10/util/Exception.h>
 
@@ -7,6 +8,8 @@
 #include <cstring>
 
 #include "device.h"
+#include "objects.h"
+#include "rouse/quantized/quantization.h"
 #include "rouse/redirect/client.h"
 
 namespace rouse::redirect {
@@ -14,14 +17,13 @@ namespace {
 
 using wire::Tag;
 
+// Kernels of quantised tensors round as the engine does that is chosen when they run; the executor's is PyTorch's own
+// choice, as this process's was at the start.
+const at::QEngine first_engine = at::globalContext().qEngine();
+
 std::uint8_t flags_of(const c10::TensorImpl& tensor) {
   return static_cast<std::uint8_t>((tensor.is_conj() ? wire::kConjugate : 0) | (tensor.is_neg() ? wire::kNegative : 0) |
                                    (tensor.is_wrapped_number() ? wire::kWrapped : 0));
-}
-
-[[noreturn]] void refuse(const Operator& operation, const char* what) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, operation.name, operation.overload.empty() ? "" : ".", operation.overload,
-                              " cannot run on the rouse device: ", what, "; call it on CPU tensors (tensor.cpu())");
 }
 
 // Operators that take a tensor in the host's memory by design, whatever the device.
@@ -67,18 +69,8 @@ void encode_tensor(const Operator& operation, const at::Tensor& tensor, bool ind
     encode_tensor(operation, encoded.uploaded.back(), index, encoded);
     return;
   }
-  if (impl.layout() != c10::kStrided || tensor.is_quantized() || tensor.is_nested()) {
-    refuse(operation, "sparse, quantised and nested tensors are not redirected");
-  }
   const auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
-  encoded.key.item(Tag::kTensor, shared_with(storage, encoded),
-                   static_cast<std::uint8_t>(c10::typeMetaToScalarType(impl.dtype())), flags_of(impl),
-                   static_cast<std::uint8_t>(impl.dim()));
-  encoded.key.word(static_cast<std::uint64_t>(impl.storage_offset()));
-  const auto sizes = impl.sizes();
-  const auto strides = impl.strides();
-  encoded.key.words({sizes.data(), sizes.size()});
-  encoded.key.words({strides.data(), strides.size()});
+  encode_tensor(operation, tensor, encoded.key, shared_with(storage, encoded));
   encoded.names.push_back(name_of(*storage));
   encoded.slots.push_back(storage);
   if (index) {
@@ -102,6 +94,11 @@ void encode_scalar(const c10::IValue& value, Encoded& encoded) {
     key.real(value.toComplexDouble().real());
     key.real(value.toComplexDouble().imag());
   }
+}
+
+void encode_object(const Operator& operation, const c10::IValue& value, Encoded& encoded) {
+  encoded.has_object = true;
+  encoded.key.item(Tag::kObject, Objects::get().number_of(operation, value));
 }
 
 void encode_list(const Operator& operation, const c10::IValue& value, Encoded& encoded) {
@@ -135,6 +132,8 @@ void encode_list(const Operator& operation, const c10::IValue& value, Encoded& e
       encode_tensor(operation, each.toTensor(), indices, encoded);
     } else if (each.isScalar()) {
       encode_scalar(each, encoded);
+    } else if (each.isObject()) {
+      encode_object(operation, each, encoded);
     } else {
       refuse(operation, "a list of this type of argument is not redirected");
     }
@@ -142,6 +141,38 @@ void encode_list(const Operator& operation, const c10::IValue& value, Encoded& e
 }
 
 }  // namespace
+
+void refuse(const Operator& operation, const char* what) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, operation.name, operation.overload.empty() ? "" : ".", operation.overload,
+                              " cannot run on the rouse device: ", what, "; call it on CPU tensors (tensor.cpu())");
+}
+
+void encode_tensor(const Operator& operation, const at::Tensor& tensor, wire::Writer& items, std::uint32_t shared) {
+  const auto& impl = *tensor.unsafeGetTensorImpl();
+  const bool is_quantized = tensor.is_quantized();
+  if (impl.layout() != c10::kStrided || tensor.is_nested()) {
+    refuse(operation, "sparse and nested tensors are not redirected");
+  }
+  items.item(Tag::kTensor, shared, static_cast<std::uint8_t>(c10::typeMetaToScalarType(impl.dtype())),
+             static_cast<std::uint8_t>(flags_of(impl) | (is_quantized ? wire::kQuantized : 0)),
+             static_cast<std::uint8_t>(impl.dim()));
+  items.word(static_cast<std::uint64_t>(impl.storage_offset()));
+  const auto sizes = impl.sizes();
+  const auto strides = impl.strides();
+  items.words({sizes.data(), sizes.size()});
+  items.words({strides.data(), strides.size()});
+  if (C10_UNLIKELY(is_quantized)) {
+    if (at::globalContext().qEngine() != first_engine) {
+      refuse(operation, "torch.backends.quantized.engine was changed, and the executor's was not");
+    }
+    std::vector<std::uint64_t> words;
+    if (!quantized::append(tensor, words)) {
+      refuse(operation, "quantised tensors are redirected with dtypes qint8, quint8 and qint32, affine, and with at "
+                        "most 32768 channels");
+    }
+    items.bytes(std::as_bytes(std::span(words)));
+  }
+}
 
 void encode(const Operator& operation, c10::ArrayRef<c10::IValue> arguments, Encoded& encoded) {
   for (const auto& value : arguments) {
@@ -160,6 +191,8 @@ void encode(const Operator& operation, c10::ArrayRef<c10::IValue> arguments, Enc
       encoded.key.item(Tag::kDevice, value.toDevice().is_cpu() ? 1 : 0);
     } else if (value.isGenerator()) {
       encoded.key.item(Tag::kGenerator, generator_number(value.toGenerator()));
+    } else if (value.isObject()) {
+      encode_object(operation, value, encoded);
     } else {
       refuse(operation, "this type of argument is not redirected");
     }

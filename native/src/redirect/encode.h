@@ -19,6 +19,7 @@ struct Encoded {
   std::vector<const c10::StorageImpl*> slots;  // The same, here.
   std::vector<at::Tensor> uploaded;            // Host tensors that were copied to the device for this call.
   bool has_mask = false;
+  bool has_object = false;  // What holds for this call holds for calls with this object only.
 
   void clear() {
     key.clear();
@@ -26,6 +27,7 @@ struct Encoded {
     slots.clear();
     uploaded.clear();
     has_mask = false;
+    has_object = false;
   }
 };
 
@@ -33,6 +35,10 @@ struct Encoded {
 std::uint64_t name_of(const c10::StorageImpl& storage);
 inline std::uint64_t name_of(const at::TensorBase& tensor) { return name_of(*tensor.storage().unsafeGetStorageImpl()); }
 
+// Throws: the operator cannot be called with this on the rouse device.
+[[noreturn]] void refuse(const Operator& operation, const char* what);
+// The item of a tensor of this device.
+void encode_tensor(const Operator& operation, const at::Tensor& tensor, wire::Writer& items, std::uint32_t shared = 0);
 // Throws, naming the operator, where an argument cannot be redirected.
 void encode(const Operator& operation, c10::ArrayRef<c10::IValue> arguments, Encoded& encoded);
 

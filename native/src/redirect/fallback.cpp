@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/quantized/QTensorImpl.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
 
@@ -85,9 +86,13 @@ std::span<std::uint64_t const> call_message(const Template& made, const Encoded&
 
 // The tensor that an executor described, over `storage`.
 at::Tensor make_result(const c10::Storage& storage, const Described& described) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
-                                                         c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                         c10::scalarTypeToTypeMeta(described.dtype));
+  at::Tensor tensor =
+      described.quantization
+          ? quantized::make(storage, c10::DispatchKeySet(c10::DispatchKey::QuantizedPrivateUse1),
+                            *described.quantization)
+          : at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                     c10::scalarTypeToTypeMeta(described.dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(c10::IntArrayRef(described.sizes), c10::IntArrayRef(described.strides), described.offset);
   if (described.flags & wire::kConjugate) impl->_set_conj(true);
@@ -95,8 +100,9 @@ at::Tensor make_result(const c10::Storage& storage, const Described& described) 
   return tensor;
 }
 
-// An argument that the operator may have resized, or marked as to be conjugated. Its storage is not the one that the
-// template was learnt with, which may have had more bytes or fewer: it grew to what the tensor needs, or is as it was.
+// An argument that the operator may have resized, quantised in another way, or marked as to be conjugated. Its storage is
+// not the one that the template was learnt with, which may have had more bytes or fewer: it grew to what the tensor needs,
+// or is as it was.
 void follow_argument(const at::Tensor& argument, const Described& described) {
   auto* impl = argument.unsafeGetTensorImpl();
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
@@ -113,6 +119,7 @@ void follow_argument(const at::Tensor& argument, const Described& described) {
   const bool negative = (described.flags & wire::kNegative) != 0;
   if (impl->is_conj() != conjugate) impl->_set_conj(conjugate);
   if (impl->is_neg() != negative) impl->_set_neg(negative);
+  if (described.quantization) at::get_qtensorimpl(argument)->set_quantizer_(described.quantization->quantizer);
 }
 
 struct Storages {
@@ -228,9 +235,24 @@ Outcomes learn(Client& client, Operators& operators, Operator& operation, Templa
     made.known = true;
     made.outcomes = outcomes;
     made.items.assign(items.begin(), items.end());
-    operators.learnt(operation, made.key, items);
+    if (!encoded.has_object) operators.learnt(operation, made.key, items);
   }
   return outcomes;
+}
+
+// An operator that makes an object, as by packing weights, runs in the host's memory, where objects stay.
+void run_on_host(const c10::OperatorHandle& handle, torch::jit::Stack& stack) {
+  const std::size_t argument_count = handle.schema().arguments().size();
+  for (std::size_t i = stack.size() - argument_count; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && stack[i].toTensor().defined()) {
+      stack[i] = stack[i].toTensor().cpu();
+    } else if (stack[i].isTensorList()) {
+      auto list = stack[i].toTensorList().copy();
+      for (std::size_t element = 0; element < list.size(); ++element) list.set(element, list.get(element).cpu());
+      stack[i] = std::move(list);
+    }
+  }
+  handle.callBoxed(stack);
 }
 
 }  // namespace
@@ -252,6 +274,7 @@ void redirect(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   auto hold = client.lock();
   Operator& operation = operators.of(handle);
   hold.unlock();
+  if (C10_UNLIKELY(operation.returns_object)) return run_on_host(handle, *stack);
   const std::size_t argument_count = handle.schema().arguments().size();
   encode(operation, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - argument_count, argument_count),
          encoded);
@@ -263,7 +286,7 @@ void redirect(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   Template* made = operation.find(hash, encoded.key.view());
   if (!made) {
     made = &operators.add(operation, hash, encoded.key.view());
-    if (const auto* expected = dynamic ? nullptr : operators.expected(operation, made->key, made->items)) {
+    if (const auto* expected = dynamic || encoded.has_object ? nullptr : operators.expected(operation, made->key, made->items)) {
       made->outcomes = *expected;
       made->known = true;
     }

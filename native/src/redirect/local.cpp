@@ -59,13 +59,6 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
                                            c10::dtype_or_default(dtype));
 }
 
-// Runs aten::copy_ in the executor.
-void copy_there(const Tensor& to, const Tensor& from) {
-  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-  torch::jit::Stack stack{to, from, false};
-  redirect(handle, &stack);
-}
-
 std::size_t first_byte(const Tensor& tensor) {
   return static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
 }
@@ -108,13 +101,20 @@ void download(const Tensor& from, const Tensor& to) {
   if (!direct) to.copy_(host);
 }
 
+}  // namespace
+
+void copy_there(const Tensor& to, const Tensor& from) {
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  torch::jit::Stack stack{to, from, false};
+  redirect(handle, &stack);
+}
+
 Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   if (to.numel() == 0) return to;
   const bool from_rouse = from.device().is_privateuseone();
   const bool to_rouse = to.device().is_privateuseone();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      from.layout() == at::kStrided && to.layout() == at::kStrided && !from.is_quantized() && !to.is_quantized(),
-      "the rouse device has strided tensors only; keep sparse and quantised ones on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(from.layout() == at::kStrided && to.layout() == at::kStrided,
+                              "the rouse device has strided tensors only; keep sparse ones on the CPU");
   if (from_rouse && to_rouse) {
     copy_there(to, from);
   } else if (to_rouse) {
@@ -126,6 +126,8 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   }
   return to;
 }
+
+namespace {
 
 const Tensor& resize_to(const Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
@@ -144,9 +146,13 @@ const Tensor& resize_to(const Tensor& self, c10::IntArrayRef size, std::optional
   return self;
 }
 
+}  // namespace
+
 const Tensor& resize(const Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
   return resize_to(self, size, format);
 }
+
+namespace {
 
 Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
   resize_to(to, from.sizes(), std::nullopt);
@@ -161,6 +167,8 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   if (self.is_neg()) host.unsafeGetTensorImpl()->_set_neg(true);
   return at::native::_local_scalar_dense_cpu(host.resolve_conj().resolve_neg());
 }
+
+}  // namespace
 
 Tensor& set_strided(Tensor& self, at::Storage source, std::int64_t offset, c10::IntArrayRef size,
                     c10::IntArrayRef stride) {
@@ -196,6 +204,8 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
   if (self.unsafeGetTensorImpl() == source.unsafeGetTensorImpl()) return self;
   return set_strided(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
+
+namespace {
 
 Tensor& set_nothing(Tensor& self) {
   Tensor fresh = at::empty({0}, self.options());

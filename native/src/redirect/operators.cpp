@@ -11,10 +11,12 @@ namespace {
 using wire::Item;
 using wire::Tag;
 
-// Shapes that depend on data without PyTorch's own tag saying so: ranks and residuals.
+// Shapes that depend on data without PyTorch's own tag saying so: ranks and residuals. Quantisation, too.
 constexpr std::string_view kDataDependent[] = {
     "aten::linalg_lstsq", "aten::histogramdd_bin_edges", "aten::bincount",       "aten::_linalg_lstsq",
-    "aten::_ctc_loss",    "aten::_pack_padded_sequence", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"};
+    "aten::_ctc_loss",    "aten::_pack_padded_sequence", "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
+    "aten::quantize_per_tensor_dynamic", "aten::quantize_per_channel", "aten::_make_per_channel_quantized_tensor",
+    "aten::quantize_per_tensor.tensor_qparams", "aten::quantize_per_tensor.tensors"};
 constexpr std::string_view kMagic = "rouse templates 1 ";
 constexpr std::size_t kMaxSaved = 1u << 18;
 
@@ -33,9 +35,16 @@ bool read_described(wire::Reader& reader, const Item& item, Described& tensor) {
   tensor.offset = static_cast<std::int64_t>(offset);
   tensor.sizes.resize(item.dimensions);
   tensor.strides.resize(item.dimensions);
-  return reader.words(item.dimensions, std::span(tensor.sizes.data(), tensor.sizes.size())) &&
-         reader.words(item.dimensions, std::span(tensor.strides.data(), tensor.strides.size())) &&
-         reader.word(tensor.storage_bytes);
+  if (!reader.words(item.dimensions, std::span(tensor.sizes.data(), tensor.sizes.size())) ||
+      !reader.words(item.dimensions, std::span(tensor.strides.data(), tensor.strides.size()))) {
+    return false;
+  }
+  if (item.flags & wire::kQuantized) {
+    const std::span<const std::int64_t> sizes(tensor.sizes.data(), tensor.sizes.size());
+    tensor.quantization = quantized::read(reader, tensor.dtype, sizes, c10::kCPU);
+    if (!tensor.quantization) return false;
+  }
+  return reader.word(tensor.storage_bytes);
 }
 
 }  // namespace
@@ -108,6 +117,7 @@ Operator::Operator(const c10::OperatorHandle& given)
     returns_argument.push_back(argument);
     const auto kind = result.type()->kind();
     const bool list = kind == c10::TypeKind::ListType;
+    returns_object = returns_object || kind == c10::TypeKind::ClassType;
     return_is_list.push_back(list);
     if (kind != c10::TypeKind::TensorType &&
         !(list && result.type()->containedType(0)->kind() == c10::TypeKind::TensorType)) {
@@ -117,7 +127,8 @@ Operator::Operator(const c10::OperatorHandle& given)
   no_returns = schema.returns().empty();
   masks = name == "aten::index" || name == "aten::_unsafe_index";
   data_dependent = handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output);
-  for (const auto other : kDataDependent) data_dependent = data_dependent || name == other;
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  for (const auto other : kDataDependent) data_dependent = data_dependent || name == other || full == other;
   if (masks) data_dependent = false;
 }
 
@@ -175,6 +186,7 @@ std::string Operators::shape_key(const Operator& operation, std::span<const std:
     switch (item.tag) {
       case Tag::kTensor:
         words = 1 + 2 * std::size_t{item.dimensions};
+        if (item.flags & wire::kQuantized) words += quantized::count_of(key[at + 1 + words]);
         break;
       case Tag::kNumber:
         std::memset(text.data() + start + 8 * (at + 1), 0, 16);

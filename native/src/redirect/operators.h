@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "rouse/quantized/quantization.h"
 #include "rouse/wire/format.h"
 #include "rouse/wire/words.h"
 
@@ -27,6 +28,7 @@ struct Described {
   std::uint64_t storage_bytes = 0;
   c10::SmallVector<std::int64_t, 5> sizes;
   c10::SmallVector<std::int64_t, 5> strides;
+  quantized::QuantizationPtr quantization;  // Null: plain numbers.
 };
 
 // One result of an operator: a tensor, a list of tensors, or a value.
@@ -64,6 +66,7 @@ struct Operator {
   bool data_dependent = false;  // Its results' shapes can differ between calls of one template.
   bool masks = false;           // They do only where an index is a mask.
   bool has_values = false;
+  bool returns_object = false;
   bool no_returns = false;
   std::unordered_multimap<std::uint64_t, std::unique_ptr<Template>> templates;
 

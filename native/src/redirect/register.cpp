@@ -63,6 +63,19 @@ void register_backend() {
       aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&redirect>());
     }
   }
+  auto& quantized = libraries.emplace_back(torch::Library::IMPL, "_", DispatchKey::QuantizedPrivateUse1, __FILE__, line);
+  quantized.fallback(torch::CppFunction::makeFromBoxedFunction<&redirect>());
+  auto& aten_quantized =
+      libraries.emplace_back(torch::Library::IMPL, "aten", DispatchKey::QuantizedPrivateUse1, __FILE__, line);
+  register_local_quantized(aten_quantized);
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0 || is_local_quantized(full_name(name))) continue;
+    const auto handle = c10::Dispatcher::singleton().findSchema(name);
+    // Structured ones, too: their defaults know nothing of a result's scale.
+    if (handle && handle->hasKernelForDispatchKey(DispatchKey::QuantizedCPU)) {
+      aten_quantized.impl(full_name(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&redirect>());
+    }
+  }
   auto& conjugate = libraries.emplace_back(torch::Library::IMPL, "aten", DispatchKey::Conjugate, __FILE__, line);
   auto& negative = libraries.emplace_back(torch::Library::IMPL, "aten", DispatchKey::Negative, __FILE__, line);
   register_fallthroughs(conjugate, negative);

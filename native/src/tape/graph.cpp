@@ -18,6 +18,11 @@ namespace rouse::tape {
 
 namespace {
 
+// All graphs of a process take what they need from one pool, so that what a replay needs meanwhile is there once, for the
+// largest. Replays are given to one stream, one after the other, and what a graph's memory holds after its replay is
+// copied from there before the next one comes.
+constexpr at::MempoolId_t kPool{0, 0x72'6f75'7365};
+
 // A graph whose capture did not end gives its memory back and stays: PyTorch's allocator of CUDA goes on asking it
 // which streams it captures.
 void keep(std::shared_ptr<at::GraphImplInterface> graph) {
@@ -51,7 +56,7 @@ Result<Graph> Graph::capture(const executor::Compute& compute, const std::functi
     const c10::impl::VirtualGuardImpl device(compute.device().type());
     const c10::StreamGuard side(device.getStreamFromGlobalPool(compute.device()));
     // Other threads of this process map memory and copy meanwhile.
-    graph->capture_begin({0, 0}, at::GraphCaptureMode::ThreadLocal);
+    graph->capture_begin(kPool, at::GraphCaptureMode::ThreadLocal);
     const Status done = guarded(kWhat, body);
     // Whatever came of it: the stream has to end its capture.
     const Status closed = guarded(kWhat, [&] {

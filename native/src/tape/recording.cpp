@@ -139,6 +139,8 @@ void Recording::call(const std::shared_ptr<executor::Operation>& operation, std:
   if (learned && !only_values) return refuse("the shape of what " + operation->name() + " returns depends on data");
   if (operation->draws_random() && !seeded_)
     return refuse(operation->name() + " drew random numbers of a seed that was not set inside the request");
+  if (!operation->objects().empty())
+    return refuse(operation->name() + " takes an object, such as packed weights, which no tape's file holds");
   if (tape_.instructions.empty()) tape_.origin.default_dtype = default_dtype();
   if (tape_.origin.default_dtype != default_dtype()) return refuse("it changed PyTorch's default dtype");
   const auto [found, fresh] = numbers_.emplace(operation.get(), static_cast<std::uint32_t>(operations_.size()));
@@ -151,6 +153,9 @@ void Recording::call(const std::shared_ptr<executor::Operation>& operation, std:
     const executor::Slot& slot = operation->slots()[i];
     Place& place = tape_.places[which];
     if (place.kind != Class::kScratch) place.bytes = std::max(place.bytes, slot.spec.required_bytes);
+    // Its quantisation is the session's, and may be another when the tape is played.
+    if (slot.spec.quantization && place.kind == Class::kHeld)
+      return refuse(operation->name() + " reads a quantised tensor that the session keeps between requests");
     if (slot.written) change(which);
     operands_.push_back(which);
   }

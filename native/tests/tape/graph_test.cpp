@@ -424,6 +424,32 @@ TEST_P(TapeGraph, ItsMemoryGoesWithThePlayer) {
   EXPECT_EQ(accelerator::live_blocks(), before);
 }
 
+TEST_P(TapeGraph, GraphsShareWhatTheyNeedMeanwhile) {
+  constexpr int kSums = 8;
+  Maker maker;
+  const auto x = maker.input();
+  auto y = x;
+  for (int i = 0; i < kSums; ++i) y = maker.sum(y, x);
+  maker.output(y);
+  const auto first = prepare(maker), second = prepare(maker);
+  const auto walked = [&](Player& player) {
+    for (std::uint64_t i = 0; i <= kWalks; ++i) EXPECT_EQ(value_of(run(player, {filled(1)})[0]), kSums + 1);
+  };
+  const auto before = accelerator::live_blocks();
+  walked(*first);
+  const auto one = accelerator::live_blocks();
+  walked(*second);
+  if (graphs) {
+    EXPECT_GE(one - before, static_cast<std::uint64_t>(kSums));
+    EXPECT_LE(accelerator::live_blocks() - one, 2u) << "more than a copy of its input and its output";
+  }
+  for (int i = 0; i < 6; ++i) {
+    Player& player = i % 2 == 0 ? *first : *second;
+    EXPECT_EQ(value_of(run(player, {filled(static_cast<float>(i))})[0]), static_cast<float>(i * (kSums + 1)));
+  }
+  EXPECT_EQ(first->stats().graph_replays, as_graph(kWalks + 4));
+}
+
 TEST_P(TapeGraph, RehearsingCapturesNothing) {
   Maker maker;
   const auto x = maker.input();

@@ -19,6 +19,7 @@
 
 #include "rouse/base/status.h"
 #include "rouse/executor/generators.h"
+#include "rouse/quantized/quantization.h"
 #include "rouse/wire/format.h"
 #include "rouse/wire/words.h"
 
@@ -31,6 +32,7 @@ struct TensorSpec {
   std::int64_t offset = 0;
   c10::SmallVector<std::int64_t, 5> sizes;
   c10::SmallVector<std::int64_t, 5> strides;
+  quantized::QuantizationPtr quantization;  // Null: plain numbers.
   // Bytes that a storage must have for this tensor to lie inside it.
   std::uint64_t required_bytes = 0;
 
@@ -68,12 +70,16 @@ struct Gather {
 // A tensor over `storage` that looks as `spec` says. The storage must have spec.required_bytes.
 at::Tensor make_tensor(const c10::Storage& storage, const TensorSpec& spec);
 
+class Objects;
+
 class Operation {
  public:
-  // `message` is a whole TEMPLATE that no other process can change; it will run on `device`, where its arguments lie.
-  // kInvalid: malformed; kUnsupported: an operator that this process does not have, or does not run for others.
+  // `message` is a whole TEMPLATE that no other process can change; it will run on `device`, where its arguments lie,
+  // and may name `objects`. kInvalid: malformed; kUnsupported: an operator that this process does not have, or does not
+  // run for others.
   static Result<std::shared_ptr<Operation>> decode(std::span<const std::byte> message,
-                                                   c10::Device device = c10::Device(c10::DeviceType::CPU));
+                                                   c10::Device device = c10::Device(c10::DeviceType::CPU),
+                                                   const Objects* objects = nullptr);
   // The TEMPLATE that decode() takes, with the results as known now: for tapes.
   std::vector<std::byte> encode(std::uint32_t number) const;
 
@@ -89,6 +95,8 @@ class Operation {
   const std::optional<Gather>& gather() const { return gather_; }
   // It returns something that is not a tensor.
   bool has_values() const { return has_values_; }
+  // The session's objects among its arguments, by number.
+  const std::vector<std::uint32_t>& objects() const { return objects_; }
   // Its results' shapes depend on data (at::Tag::dynamic_output_shape and the like).
   bool data_dependent() const { return data_dependent_; }
 
@@ -136,6 +144,7 @@ class Operation {
   // Arguments that are generators, and which of the session's.
   std::vector<std::pair<std::uint16_t, std::uint32_t>> generators_;
   bool has_values_ = false;
+  std::vector<std::uint32_t> objects_;
   std::optional<Gather> gather_;
 };
 

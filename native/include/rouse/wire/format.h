@@ -20,6 +20,8 @@ inline constexpr std::uint32_t kMaxDataBytes = 1u << 19;
 inline constexpr std::uint64_t kMaxStorages = 1u << 22;
 inline constexpr std::uint32_t kMaxTemplates = 1u << 17;
 inline constexpr std::uint32_t kMaxGenerators = 1u << 10;
+// Objects that a session has at one time.
+inline constexpr std::uint32_t kMaxObjects = 1u << 16;
 inline constexpr std::uint32_t kMaxDimensions = 64;
 // Tensors in one call, lists' elements counted.
 inline constexpr std::uint32_t kMaxSlots = 4096;
@@ -43,6 +45,8 @@ enum class Kind : std::uint16_t {
   kEnd = 12,
   kReplay = 13,
   kSetting = 14,
+  kObject = 15,
+  kDropObject = 16,
   // To the client.
   kData = 64,
   kMeta = 65,
@@ -138,6 +142,27 @@ struct Setting {
 };
 static_assert(sizeof(Setting) == 24);
 
+// OBJECT: an object that operators take, such as packed weights, made anew by its class from its state. Then the class's
+// name and that of the implementation that the client has (padded to words, one after the other), then `state_bytes` of
+// items (numbered as slots are), then `slots` names. Numbers are not used again.
+struct Object {
+  Header header;
+  std::uint32_t number;
+  std::uint16_t class_bytes;
+  std::uint16_t implementation_bytes;
+  std::uint32_t state_bytes;
+  std::uint32_t slots;
+};
+static_assert(sizeof(Object) == 24);
+
+// DROP_OBJECT: with the templates that name it.
+struct DropObject {
+  Header header;
+  std::uint32_t number;
+  std::uint32_t reserved;
+};
+static_assert(sizeof(DropObject) == 16);
+
 // BEGIN: then `inputs` names. `signature` is a digest of the inputs' dtypes and shapes, made by the client.
 struct Begin {
   Header header;
@@ -199,7 +224,8 @@ inline constexpr std::uint16_t kErrorEnds = 1;  // The session is over: the clie
 enum class Tag : std::uint8_t {
   kNone = 0,
   kTensor = 1,       // {dtype, flags, dimensions}; offset, sizes, strides (elements): the next slot. `count`: which
-                     // earlier slot shares its storage, from 1, or 0
+                     // earlier slot shares its storage, from 1, or 0. With kQuantized its quantisation comes after the
+                     // strides (quantized/quantization.h)
   kUndefined = 2,    // A tensor argument or result that is not defined.
   kNumber = 3,       // A 0-d tensor by value {dtype, flags}; two words
   kInt = 4,          // one word
@@ -216,6 +242,8 @@ enum class Tag : std::uint8_t {
   kNew = 15,         // as kTensor, then bytes of its storage after the strides
   kAlias = 16,       // as kNew; `count` is the slot whose storage it shares
   kShared = 17,      // as kNew; `count` is the earlier new storage (in order) that it shares
+  kTuple = 18,       // count items, in the state of an object
+  kObject = 19,      // count: its number
 };
 
 struct Item {
@@ -231,6 +259,8 @@ static_assert(sizeof(Item) == 8);
 inline constexpr std::uint8_t kConjugate = 1;
 inline constexpr std::uint8_t kNegative = 2;
 inline constexpr std::uint8_t kWrapped = 4;  // A Python number: does not take part in type promotion.
-inline constexpr std::uint8_t kHost = 8;     // Lives in the host's memory also where the device is another.
+inline constexpr std::uint8_t kQuantized = 8;
+// Of a kList in an object's state: all of its elements are tensors, and none can be missing.
+inline constexpr std::uint8_t kTensors = 1;
 
 }  // namespace rouse::wire
