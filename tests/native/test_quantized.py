@@ -107,7 +107,8 @@ def test_quantised_tensors_have_the_bits_of_the_cpu(rouse: str, run: Callable[[t
 def test_they_move_there_and_back(rouse: str, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     host = make(build("cpu"))
     there = host.to(rouse)
-    assert there.device.type == rouse and there.is_quantized
+    assert there.device.type == rouse
+    assert there.is_quantized
     assert_same(there, host)
     assert_same(there.cpu(), host)
     assert_same(there.dequantize(), host.dequantize())
@@ -177,7 +178,8 @@ def test_embeddings_with_a_scale_a_row(rouse: str) -> None:
         dtype=torch.quint8, qscheme=torch.per_channel_affine_float_qparams, ch_axis=0
     )
     observer(weight)
-    table = torch.quantize_per_channel(weight, *observer.calculate_qparams(), 0, torch.quint8)
+    scales, zeros = observer.calculate_qparams()
+    table = torch.quantize_per_channel(weight, scales, zeros, 0, torch.quint8)
     layer = torch.ao.nn.quantized.Embedding(10, 6, _weight=table)
     bag = torch.ao.nn.quantized.EmbeddingBag(10, 6, _weight=table)
     offsets = torch.tensor([0, 1])
@@ -209,9 +211,7 @@ def test_objects_that_are_gone_are_dropped_and_others_take_their_places(rouse: s
 def test_what_is_not_redirected_says_so(rouse: str) -> None:
     x = build(rouse)
     with pytest.raises(NotImplementedError, match=r"quantize_per_channel.*quantised tensor of a dtype"):
-        torch.quantize_per_channel(
-            x, torch.ones(4, device=rouse), torch.zeros(4, device=rouse), 0, torch.quint4x2
-        )
+        torch.quantize_per_channel(x, torch.ones(4, device=rouse), torch.zeros(4, device=rouse), 0, torch.quint4x2)
     chosen = torch.backends.quantized.engine
     q = per_tensor(x)
     torch.backends.quantized.engine = "qnnpack"
