@@ -110,7 +110,7 @@ class Operation {
   // Compares what run() returned with results(): dtype, sizes, strides, offset, and whose storage each one has.
   Status check(std::span<const at::Tensor> slots, std::span<const at::Tensor> returned) const;
 
-  // Result specs of what run() returned. kInvalid where a result cannot be described (sparse, quantised, ...).
+  // Result specs of what run() returned. kUnsupported where a result cannot be described (sparse, nested, ...).
   Result<std::vector<ResultSpec>> observe(std::span<const at::Tensor> slots,
                                           std::span<const at::Tensor> returned) const;
   // From now on check() compares with these.
