@@ -83,7 +83,8 @@ bool required_bytes(TensorSpec& spec) {
 bool read_spec(wire::Reader& reader, const Item& item, c10::Device device, TensorSpec& spec) {
   std::uint64_t offset;
   const bool is_quantized = (item.flags & wire::kQuantized) != 0;
-  if ((!is_quantized && !known_dtype(item.dtype)) || item.dimensions > wire::kMaxDimensions || !reader.word(offset)) return false;
+  if ((!is_quantized && !known_dtype(item.dtype)) || item.dimensions > wire::kMaxDimensions || !reader.word(offset))
+    return false;
   spec.dtype = static_cast<c10::ScalarType>(item.dtype);
   spec.flags = item.flags;
   // What PyTorch asserts of such tensors.

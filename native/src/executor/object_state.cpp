@@ -35,13 +35,14 @@ std::string_view wrong_linear(const c10::IValue& state) {
   const auto& parts = state.toTupleRef().elements();
   if (parts.size() != 2 || !parts[0].isTensor()) return "it is not a weight and a bias";
   const at::Tensor& weight = parts[0].toTensor();
-  const bool plain = is_matrix_like(weight, 2) && (weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kHalf);
+  const bool plain =
+      is_matrix_like(weight, 2) && (weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kHalf);
   if (!plain && !is_weight(weight, 2, 0)) return "its weight is not a matrix of qint8, or of numbers that were rounded";
   return is_bias(parts[1], weight.size(0)) ? "" : "its bias is not a number a row";
 }
 
-// ("2", [numbers, weight], [bias]); numbers: how many dimensions, then for each its stride, padding, dilation and output
-// padding, then groups, and whether it is transposed.
+// ("2", [numbers, weight], [bias]); numbers: how many dimensions, then for each its stride, padding, dilation and
+// output padding, then groups, and whether it is transposed.
 std::string_view wrong_convolution(const c10::IValue& state, std::int64_t dimensions) {
   const std::string_view malformed = "it is not the second version of a convolution's";
   if (!state.isTuple()) return malformed;
@@ -68,13 +69,16 @@ std::string_view wrong_convolution(const c10::IValue& state, std::int64_t dimens
     return "its strides, paddings, dilations or groups cannot be";
   if (!is_weight(weight, 2 + dimensions, transposed)) return "its weight is not of qint8, or of other dimensions";
   if (weight.size(0) % groups != 0) return "its groups do not divide its channels";
-  return is_bias(biases[0], transposed ? weight.size(1) * groups : weight.size(0)) ? "" : "its bias is not a number a channel";
+  return is_bias(biases[0], transposed ? weight.size(1) * groups : weight.size(0))
+             ? ""
+             : "its bias is not a number a channel";
 }
 
 // (1, [weight], [], [bits of a number])
 std::string_view wrong_table(const c10::IValue& state) {
   const auto& parts = state.toTupleRef().elements();
-  if (parts.size() != 4 || parts[0].toInt() != 1 || parts[1].toTensorList().size() != 1 || parts[3].toIntVector() != std::vector<std::int64_t>{8})
+  if (parts.size() != 4 || parts[0].toInt() != 1 || parts[1].toTensorList().size() != 1 ||
+      parts[3].toIntVector() != std::vector<std::int64_t>{8})
     return "it is not the first version of a table of bytes";
   const at::Tensor weight = parts[1].toTensorList().get(0);
   const bool fits = is_matrix_like(weight, 2) && weight.scalar_type() == at::kQUInt8 &&

@@ -96,8 +96,9 @@ class StateDecoder {
       case Tag::kIntList:
         return list(c10::IntType::get(), item, value, depth);
       case Tag::kList:
-        return list((item.flags & wire::kTensors) ? c10::TypePtr(c10::TensorType::get()) : c10::OptionalType::ofTensor(),
-                    item, value, depth);
+        return list(
+            (item.flags & wire::kTensors) ? c10::TypePtr(c10::TensorType::get()) : c10::OptionalType::ofTensor(), item,
+            value, depth);
       default:
         return malformed();
     }
@@ -178,7 +179,8 @@ Result<c10::IValue> make_as(const c10::ClassTypePtr& type, const c10::IValue& st
         context.setQEngine(chosen);
         return object;
       }
-      if (why.empty()) why = std::string("it became a ") + typeid(made).name() + ", the client's is a " + implementation;
+      if (why.empty())
+        why = std::string("it became a ") + typeid(made).name() + ", the client's is a " + implementation;
     } catch (const std::exception& error) {
       why = error.what();
     }

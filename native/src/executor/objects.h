@@ -1,5 +1,5 @@
-// Objects that a session's operators take, by number: packed weights of quantised layers. Each is made here by its class
-// from its state, so that no memory is shared with the client's.
+// Objects that a session's operators take, by number: packed weights of quantised layers. Each is made here by its
+// class from its state, so that no memory is shared with the client's.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -22,8 +22,8 @@ class Objects {
   // The tensor of the next slot, which looks as the spec says.
   using NextTensor = std::function<Result<at::Tensor>(const TensorSpec& spec)>;
 
-  // Makes object `number`, of a class, as the implementation of it that the client has, on `device`. kInvalid: the state
-  // is malformed, or there is such a number; what else prevents it is said by find().
+  // Makes object `number`, of a class, as the implementation of it that the client has, on `device`. kInvalid: the
+  // state is malformed, or there is such a number; what else prevents it is said by find().
   Status make(std::uint32_t number, const std::string& class_name, const std::string& implementation,
               wire::Reader state, c10::Device device, const NextTensor& tensor);
   // As make(), where it cannot be made.

@@ -40,8 +40,8 @@ bool TensorSpec::describes(const at::TensorBase& tensor) const {
 
 std::string TensorSpec::describe() const {
   std::ostringstream text;
- text << (quantization ? "quantised " : "") << c10::toString(dtype) << " sizes " << c10::IntArrayRef(sizes) << " strides " << c10::IntArrayRef(strides)
-       << " offset " << offset;
+  text << (quantization ? "quantised " : "") << c10::toString(dtype) << " sizes " << c10::IntArrayRef(sizes)
+       << " strides " << c10::IntArrayRef(strides) << " offset " << offset;
   return text.str();
 }
 

@@ -14,7 +14,8 @@
 namespace rouse::executor {
 
 struct Engine::State {
-  explicit State(EngineOptions given) : options(given), storages(given.max_bytes, given.compute), generators(given.compute.device()) {}
+  explicit State(EngineOptions given)
+      : options(given), storages(given.max_bytes, given.compute), generators(given.compute.device()) {}
 
   Status dispatch(Engine& engine, std::span<const std::byte> message, Responder& responder);
 

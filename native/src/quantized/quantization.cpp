@@ -27,7 +27,8 @@ bool per_channel(at::QScheme scheme) {
 
 template <typename T>
 void append_all(const at::Tensor& values, std::vector<std::uint64_t>& words) {
-  const at::Tensor plain = values.to(at::TensorOptions(at::kCPU).dtype(c10::CppTypeToScalarType<T>::value)).contiguous();
+  const at::Tensor plain =
+      values.to(at::TensorOptions(at::kCPU).dtype(c10::CppTypeToScalarType<T>::value)).contiguous();
   const T* data = plain.const_data_ptr<T>();
   for (std::int64_t i = 0; i < plain.numel(); ++i) words.push_back(std::bit_cast<std::uint64_t>(data[i]));
 }

@@ -100,9 +100,9 @@ at::Tensor make_result(const c10::Storage& storage, const Described& described) 
   return tensor;
 }
 
-// An argument that the operator may have resized, quantised in another way, or marked as to be conjugated. Its storage is
-// not the one that the template was learnt with, which may have had more bytes or fewer: it grew to what the tensor needs,
-// or is as it was.
+// An argument that the operator may have resized, quantised in another way, or marked as to be conjugated. Its storage
+// is not the one that the template was learnt with, which may have had more bytes or fewer: it grew to what the tensor
+// needs, or is as it was.
 void follow_argument(const at::Tensor& argument, const Described& described) {
   auto* impl = argument.unsafeGetTensorImpl();
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
@@ -286,7 +286,8 @@ void redirect(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   Template* made = operation.find(hash, encoded.key.view());
   if (!made) {
     made = &operators.add(operation, hash, encoded.key.view());
-    if (const auto* expected = dynamic || encoded.has_object ? nullptr : operators.expected(operation, made->key, made->items)) {
+    if (const auto* expected =
+            dynamic || encoded.has_object ? nullptr : operators.expected(operation, made->key, made->items)) {
       made->outcomes = *expected;
       made->known = true;
     }

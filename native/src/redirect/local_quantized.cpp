@@ -1,5 +1,5 @@
-// Kernels of quantised tensors that the client runs itself. Their numbers are copied as those of a dense tensor over the
-// same storage; how they stand for real ones travels with each call.
+// Kernels of quantised tensors that the client runs itself. Their numbers are copied as those of a dense tensor over
+// the same storage; how they stand for real ones travels with each call.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -30,8 +30,9 @@ namespace {
 using at::Tensor;
 
 c10::ScalarType checked_dtype(std::optional<at::ScalarType> dtype) {
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype && quantized::known(*dtype),
-                              "the rouse device has quantised tensors of qint8, quint8 and qint32; keep others on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      dtype && quantized::known(*dtype),
+      "the rouse device has quantised tensors of qint8, quint8 and qint32; keep others on the CPU");
   return *dtype;
 }
 
@@ -72,8 +73,8 @@ Tensor empty_per_channel(c10::IntArrayRef size, const Tensor& scales, const Tens
 Tensor stored(const Tensor& tensor) {
   const auto keys = c10::DispatchKeySet(tensor.device().is_cpu() ? c10::DispatchKey::CPU
                                                                  : c10::DispatchKey::PrivateUse1);
-  auto dense = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), keys,
-                                                        c10::scalarTypeToTypeMeta(c10::toUnderlying(tensor.scalar_type())));
+  auto dense = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(tensor.storage()), keys, c10::scalarTypeToTypeMeta(c10::toUnderlying(tensor.scalar_type())));
   dense.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   return dense;
 }

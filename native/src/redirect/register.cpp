@@ -63,7 +63,8 @@ void register_backend() {
       aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&redirect>());
     }
   }
-  auto& quantized = libraries.emplace_back(torch::Library::IMPL, "_", DispatchKey::QuantizedPrivateUse1, __FILE__, line);
+  auto& quantized =
+      libraries.emplace_back(torch::Library::IMPL, "_", DispatchKey::QuantizedPrivateUse1, __FILE__, line);
   quantized.fallback(torch::CppFunction::makeFromBoxedFunction<&redirect>());
   auto& aten_quantized =
       libraries.emplace_back(torch::Library::IMPL, "aten", DispatchKey::QuantizedPrivateUse1, __FILE__, line);

@@ -28,7 +28,8 @@ at::Tensor make_tensor(std::uint64_t name, std::uint64_t bytes, c10::ScalarType 
 void write_tensor(wire::Writer& out, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.dim() <= static_cast<std::int64_t>(wire::kMaxDimensions), "a tensor of ", tensor.dim(),
               " dimensions cannot be an output of a request");
-  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(), "a quantised tensor cannot be an output of a request; dequantize() it");
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(),
+                              "a quantised tensor cannot be an output of a request; dequantize() it");
   const auto flags =
       static_cast<std::uint8_t>((tensor.is_conj() ? wire::kConjugate : 0) | (tensor.is_neg() ? wire::kNegative : 0));
   out.item(wire::Tag::kTensor, 0, static_cast<std::uint8_t>(tensor.scalar_type()), flags,
@@ -89,7 +90,8 @@ std::span<const std::byte> answer_of(Client& client) {
 std::array<std::uint64_t, 2> signature_of(std::string_view what, std::span<const at::Tensor> inputs) {
   std::vector<tape::Look> looks;
   for (const at::Tensor& input : inputs) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!input.is_quantized(), "a quantised tensor cannot be an input of a request; quantise it there");
+    TORCH_CHECK_NOT_IMPLEMENTED(!input.is_quantized(),
+                                "a quantised tensor cannot be an input of a request; quantise it there");
     looks.push_back({static_cast<std::uint8_t>(input.scalar_type()),
                      input.storage_offset(),
                      {input.sizes().data(), input.sizes().size()},

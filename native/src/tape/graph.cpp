@@ -18,9 +18,9 @@ namespace rouse::tape {
 
 namespace {
 
-// All graphs of a process take what they need from one pool, so that what a replay needs meanwhile is there once, for the
-// largest. Replays are given to one stream, one after the other, and what a graph's memory holds after its replay is
-// copied from there before the next one comes.
+// All graphs of a process take what they need from one pool, so that what a replay needs meanwhile is there once, for
+// the largest. Replays are given to one stream, one after the other, and what a graph's memory holds after its replay
+// is copied from there before the next one comes.
 constexpr at::MempoolId_t kPool{0, 0x72'6f75'7365};
 
 // A graph whose capture did not end gives its memory back and stays: PyTorch's allocator of CUDA goes on asking it

@@ -87,7 +87,8 @@ TEST(Account, WhatIsRefusedSaysHowMuchWasWantedAndWhatToDo) {
 TEST(Account, ASmallLimitIsUsedToItsLastPage) {
   const auto heap = Heap::make(std::make_shared<Account>(12 << 10));
   std::vector<void*> blocks;
-  for (auto block = heap->allocate(1 << 10); block.ok(); block = heap->allocate(1 << 10)) blocks.push_back(block.value());
+  for (auto block = heap->allocate(1 << 10); block.ok(); block = heap->allocate(1 << 10))
+    blocks.push_back(block.value());
   EXPECT_GE(blocks.size(), 9u);
   for (void* block : blocks) free_block(block);
 }

@@ -1,5 +1,5 @@
-// The device that operators run on, through PyTorch's own interfaces for any device (docs/decisions/0008): building needs
-// no header of CUDA or of another accelerator; the PyTorch at run time decides which devices there are.
+// The device that operators run on, through PyTorch's own interfaces for any device (docs/decisions/0008): building
+// needs no header of CUDA or of another accelerator; the PyTorch at run time decides which devices there are.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -142,9 +142,9 @@ struct Setting {
 };
 static_assert(sizeof(Setting) == 24);
 
-// OBJECT: an object that operators take, such as packed weights, made anew by its class from its state. Then the class's
-// name and that of the implementation that the client has (padded to words, one after the other), then `state_bytes` of
-// items (numbered as slots are), then `slots` names. Numbers are not used again.
+// OBJECT: an object that operators take, such as packed weights, made anew by its class from its state. Then the
+// class's name and that of the implementation that the client has (padded to words, one after the other), then
+// `state_bytes` of items (numbered as slots are), then `slots` names. Numbers are not used again.
 struct Object {
   Header header;
   std::uint32_t number;
