@@ -12,14 +12,6 @@
 
 namespace rouse::executor {
 
-// Sets spec.required_bytes: up to the end of the last element. False: overflow or negative numbers.
-bool required_bytes(TensorSpec& spec);
-// Reads what follows the first word of the item of a tensor on `device`. False: malformed, or not within bounds.
-bool read_spec(wire::Reader& reader, const wire::Item& item, c10::Device device, TensorSpec& spec);
-void write_spec(wire::Writer& items, wire::Tag tag, std::uint32_t count, const TensorSpec& spec);
-bool read_results(wire::Reader& reader, std::size_t slots, c10::Device device, std::vector<ResultSpec>& results);
-void write_result(wire::Writer& items, const ResultSpec& result);
-
 class OperationDecoder {
  public:
   static Result<std::shared_ptr<Operation>> decode(std::span<const std::byte> message, c10::Device device,

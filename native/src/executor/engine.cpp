@@ -47,7 +47,6 @@ Generators& Engine::generators() { return state_->generators; }
 void Engine::settle() { state_->settle(); }
 const Compute& Engine::compute() const { return state_->options.compute; }
 std::uint64_t Engine::bytes() const { return state_->storages.bytes(); }
-
 std::uint64_t Engine::most_bytes() const { return state_->storages.most_bytes(); }
 const Status& Engine::sticky() const { return state_->sticky; }
 

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "decoder.h"
 #include "rouse/base/text.h"
 #include "rouse/executor/arrival.h"
 #include "rouse/wire/words.h"
+#include "specs.h"
 #include "state.h"
 
 namespace rouse::executor {

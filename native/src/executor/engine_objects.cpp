@@ -21,6 +21,12 @@ Status Engine::State::on_object(std::span<const std::byte> message) {
   }
   names.resize(head.slots);
   (void)reader.words(names.size(), std::span(names));
+  // PyTorch packs for the CPU alone, and reads what it packs from the host's memory.
+  if (!options.compute.host()) {
+    return objects.put_broken(head.number, "packed weights compute on the CPU, and not on " +
+                                               options.compute.device().str() +
+                                               "; give the function execution = \"plain\", or weights of plain tensors");
+  }
   if (const Status there = arrived(names); !there.ok()) return objects.put_broken(head.number, there.text());
   std::size_t next = 0;
   const auto tensor = [&](const TensorSpec& spec) -> Result<at::Tensor> {

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <typeinfo>
 
-#include "decoder.h"
 #include "object_state.h"
+#include "specs.h"
 
 namespace rouse::executor {
 namespace {

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "decoder.h"
+#include "specs.h"
 
 namespace rouse::executor {
 namespace {

@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rouse/executor/engine.h"
 #include "objects.h"
+#include "rouse/executor/engine.h"
 #include "storages.h"
 
 namespace rouse::executor {

@@ -55,7 +55,7 @@ void Storages::count(Entry& entry, std::uint64_t bytes) {
 
 Status Storages::room(std::uint64_t more) const {
   if (more <= max_bytes_ && bytes_ <= max_bytes_ - more) return {};
-  return {Code::kExhausted, "OutOfMemoryError: " + std::to_string(more) + " bytes more than the session's " +
+  return {Code::kExhausted, "OutOfMemoryError: no room for " + std::to_string(more) + " bytes more: the session has " +
                                 std::to_string(bytes_) + ", of at most " + std::to_string(max_bytes_) +
                                 " beside the weights; " + kGiveMore};
 }

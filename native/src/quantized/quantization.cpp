@@ -5,7 +5,6 @@
 #include <ATen/quantized/Quantizer.h>
 
 #include <bit>
-#include <cmath>
 #include <limits>
 
 namespace rouse::quantized {

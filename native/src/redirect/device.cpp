@@ -155,9 +155,8 @@ std::uint64_t name_of(const c10::StorageImpl& storage) {
   const auto word = reinterpret_cast<std::uint64_t>(storage.data_ptr().get_context());
   TORCH_CHECK(
       storage.device_type() == c10::DeviceType::PrivateUse1 && storage.data_ptr().get_deleter() == &free_storage,
-      "this storage is not one that the rouse device made: its memory has no address here, so that what reads it by "
-      "one, "
-      "as pickle does, cannot; use torch.save(), or tensor.cpu() first");
+      "this storage is not one that the rouse device made: its memory has no address here, by which others could read "
+      "it, as pickle does; use torch.save(), or tensor.cpu() first");
   TORCH_CHECK((word >> kEpochShift) == (Client::epoch() & 0xffff),
               "this tensor lived in an executor that is gone; make it again after connect()");
   return word & kNameMask;

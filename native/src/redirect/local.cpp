@@ -127,8 +127,6 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   return to;
 }
 
-namespace {
-
 const Tensor& resize_to(const Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != size) {
@@ -144,12 +142,6 @@ const Tensor& resize_to(const Tensor& self, c10::IntArrayRef size, std::optional
   }
   if (format) impl->empty_tensor_restride(*format);
   return self;
-}
-
-}  // namespace
-
-const Tensor& resize(const Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
-  return resize_to(self, size, format);
 }
 
 namespace {
@@ -251,7 +243,7 @@ void register_local(torch::Library& aten) {
   aten.impl("_copy_from", TORCH_FN(copy_from));
   aten.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   aten.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
-  aten.impl("resize_", TORCH_FN(resize));
+  aten.impl("resize_", TORCH_FN(resize_to));
   aten.impl("set_.source_Storage", TORCH_FN(set_storage));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_strided));
   aten.impl("set_.source_Tensor", TORCH_FN(set_tensor));

@@ -23,7 +23,7 @@ bool is_local_quantized(const std::string& name);
 // Runs aten::copy_ in the executor.
 void copy_there(const at::Tensor& to, const at::Tensor& from);
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking);
-const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format);
+const at::Tensor& resize_to(const at::Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format);
 at::Tensor& set_strided(at::Tensor& self, at::Storage source, std::int64_t offset, c10::IntArrayRef size,
                         c10::IntArrayRef stride);
 at::Tensor& set_storage(at::Tensor& self, at::Storage source);

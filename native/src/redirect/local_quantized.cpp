@@ -130,7 +130,7 @@ void register_local_quantized(torch::Library& aten) {
   aten.impl("empty_like", TORCH_FN(at::native::empty_like_quantized));
   aten.impl("empty_quantized", TORCH_FN(at::native::empty_quantized));
   aten.impl("_copy_from", TORCH_FN(copy_quantized));
-  aten.impl("resize_", TORCH_FN(resize));
+  aten.impl("resize_", TORCH_FN(resize_to));
   aten.impl("set_.source_Storage", TORCH_FN(set_storage));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_strided));
   aten.impl("set_.source_Tensor", TORCH_FN(set_tensor));

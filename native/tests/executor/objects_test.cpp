@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "places.h"
 #include "rouse/executor/engine.h"
 
 namespace rouse::executor {
@@ -39,6 +40,7 @@ std::uint64_t real(double value) { return std::bit_cast<std::uint64_t>(value); }
 
 class ObjectsTest : public ::testing::Test {
  protected:
+  explicit ObjectsTest(const Compute& compute = {}) : engine(EngineOptions{.max_bytes = 1 << 20, .compute = compute}) {}
   void SetUp() override { ASSERT_TRUE(send(Kind::kCreate, wire::Create{{}, 1, 64}).ok()); }
 
   template <typename T>
@@ -103,9 +105,21 @@ class ObjectsTest : public ::testing::Test {
   }
 
   const c10::InferenceMode inference;
-  Engine engine{EngineOptions{.max_bytes = 1 << 20, .compute = {}}};
+  Engine engine;
   Answers answers;
 };
+
+// On a device whose memory this process may not touch.
+class ObjectsElsewhereTest : public ObjectsTest {
+ protected:
+  ObjectsElsewhereTest() : ObjectsTest(accelerator::compute_at("stand_in")) {}
+};
+
+TEST_F(ObjectsElsewhereTest, NothingIsPackedThatTheHostCannotRead) {
+  ASSERT_TRUE(object(0, weight()).ok());
+  EXPECT_EQ(unpack(0), Kind::kError);
+  EXPECT_NE(answers.text.find("packed weights compute on the CPU"), std::string::npos) << answers.text;
+}
 
 TEST_F(ObjectsTest, AQuantisationHasToFitItsTensor) {
   EXPECT_TRUE(dequantize({scheme(0, 0, 0), real(0.1), 3}).ok());
